@@ -57,7 +57,7 @@ test: setup
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios tests/bench/test_sampled_moves.py $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios tests/bench/test_sampled_moves.py tests/bench/test_idle.py $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" $(ALONE) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" $(WIDER) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
 

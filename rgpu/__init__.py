@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 _API = {
     "Pool": "rgpu.api.pool", "Run": "rgpu.api.running", "current": "rgpu.api.current", "Current": "rgpu.api.current",
     "AsyncPool": "rgpu.api.aio", "AsyncRun": "rgpu.api.aio",
-    **dict.fromkeys(("Session", "Node", "Device", "Move", "MoveNotice", "Checkpoint", "Restored", "Event"),
+    "DetachedRun": "rgpu.api.detached", "AsyncDetachedRun": "rgpu.api.detached",
+    **dict.fromkeys(("Session", "Node", "Device", "Move", "MoveNotice", "Checkpoint", "Restored", "Event",
+                     "DetachedStatus"),
                     "rgpu.api.rows"),
     **dict.fromkeys((
         "RgpuError", "UsageError", "NotFound", "AlreadyExists", "Refused", "PoolUnavailable", "AuthenticationFailed",

@@ -2,8 +2,11 @@ from rgpu.api.aio import AsyncPool as AsyncPool
 from rgpu.api.aio import AsyncRun as AsyncRun
 from rgpu.api.current import Current as Current
 from rgpu.api.current import current as current
+from rgpu.api.detached import AsyncDetachedRun as AsyncDetachedRun
+from rgpu.api.detached import DetachedRun as DetachedRun
 from rgpu.api.pool import Pool as Pool
 from rgpu.api.rows import Checkpoint as Checkpoint
+from rgpu.api.rows import DetachedStatus as DetachedStatus
 from rgpu.api.rows import Device as Device
 from rgpu.api.rows import Event as Event
 from rgpu.api.rows import Move as Move

@@ -43,22 +43,25 @@ class Kind:
 
 
 KINDS = (
-    Kind("torch-side", "torch_side.py", (), 800, memory="4GiB"),
-    Kind("torch-side-record", "torch_side.py", ("--record",), 800, memory="4GiB"),
-    Kind("torch-graphs", "torch_graphs.py", (), 2000, memory="4GiB"),
-    Kind("torch-compile", "torch_compile.py", (), 1500, memory="4GiB"),
-    Kind("torch-loader", "torch_loader.py", (), 800, memory="4GiB"),
-    Kind("torch-amp", "torch_amp.py", (), 800, memory="4GiB"),
-    Kind("jax", "jax_train.py", (), 1500, memory="4GiB"),
-    Kind("cupy", "cupy_pools.py", (), 1500),
-    Kind("numba", "numba_life.py", (), 1500, 300),
+    Kind("torch-side", "frameworks/torch_side.py", (), 800, memory="4GiB"),
+    Kind("torch-side-record", "frameworks/torch_side.py", ("--record",), 800, memory="4GiB"),
+    Kind("torch-graphs", "frameworks/torch_graphs.py", (), 2000, memory="4GiB"),
+    Kind("torch-compile", "frameworks/torch_compile.py", (), 1500, memory="4GiB"),
+    Kind("torch-loader", "frameworks/torch_loader.py", (), 800, memory="4GiB"),
+    Kind("torch-amp", "frameworks/torch_amp.py", (), 800, memory="4GiB"),
+    Kind("jax", "frameworks/jax_train.py", (), 1500, memory="4GiB"),
+    Kind("cupy", "frameworks/cupy_pools.py", (), 1500),
+    Kind("numba", "frameworks/numba_life.py", (), 1500, 300),
     Kind("cpp", "callbacks.cu", (), 300, 500),
     Kind("cudart", "cudart_streams.py", (), 3000, 600),
     Kind("prefetch", "prefetch.py", (), 3000, 500),
     # Not on the cpu device: that is not ahead of the CPU, so that the race shows undisturbed.
     Kind("prefetch-racy", "prefetch.py", ("--racy",), 1000),
     Kind("mapped", "mapped.py", (), 2000, 400),
+    Kind("managed", "managed.py", (), 1500, 300),
+    Kind("textures", "textures.py", (), 1500, 100),
     Kind("graphs", "graphs.py", (), 2000, 500),
+    Kind("conditions", "conditions.py", (), 1000, 300),
     Kind("churn", "churn.py", (), 2000, 400),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -77,8 +80,9 @@ def environment(folder: Path) -> dict[str, str]:
     caches = {name: str(folder / "cache" / place) for name, place in CACHES.items()}
     for path in caches.values():
         Path(path).mkdir(parents=True, exist_ok=True)
-    return {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "OMP_NUM_THREADS": "1", **caches}
+    path = [str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])]  # what programs of all rooms share
+    return {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", **caches}
 
 
 def compiled(source: Path, device: str, folder: Path) -> Path:

@@ -281,7 +281,7 @@ class Bench:
 
     # -- the coordinator ---------------------------------------------------------------------
     async def _lead(self, registry: EtcdRegistry, leader: Leader) -> dict[str, Any]:
-        """The real one leads for a while: it reads all sessions each second, and watches the nodes."""
+        """The real one leads for a while: it reads all sessions now and then, and watches the nodes."""
         commands, looks = NoCommands(), list[float]()
         coordinator = Coordinator(registry, commands, leader, node_ttl=self.options.lease)
         records, sessions = coordinator.records, coordinator.records.sessions

@@ -36,7 +36,7 @@ from bench.support.pool import BenchPool  # noqa: E402
 from bench.support.workload import Side  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 
-WORKLOADS = ("gpt2", "cnn", "launches", "gemm", "copies")
+WORKLOADS = ("gpt2", "cnn", "launches", "gemm", "copies", "memory_kinds")
 NATIVE = "native"
 T = TypeVar("T")
 

@@ -157,12 +157,14 @@ class Runner:
 def command_of(side: Side, file: str, words: Sequence[str], session: str,
                python: str = sys.executable) -> tuple[list[str], dict[str, str]]:
     """How to start a workload there: the command line and the environment."""
-    command = [python, "-W", "ignore", str(WORKLOADS / f"{file}.py"), *words]
+    (path,) = WORKLOADS.rglob(f"{file}.py")
+    command = [python, "-W", "ignore", str(path), *words]
     base = dict(os.environ)
     if side.pool is not None:
         command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", session, *side.options, "--", *command]
         base = dict(side.pool.environment)
-    return command, {**base, "PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    paths = [str(WORKLOADS), *filter(None, [base.get("PYTHONPATH")])]  # what workloads of all rooms share
+    return command, {**base, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def cpu_seconds(pid: int | None) -> float | None:

@@ -37,9 +37,14 @@ def digest(value: str) -> None:
 
 def synchronize() -> None:
     if DEVICE == "cuda":
-        import torch
+        if "torch" in sys.modules:
+            import torch
 
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+        else:
+            from cuda.bindings import driver
+
+            driver.cuCtxSynchronize()
 
 
 def timed(action: Callable[[], Any], count: int, repeats: int = 7, warm: int = 2) -> list[float]:

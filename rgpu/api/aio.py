@@ -14,11 +14,12 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
 from rgpu.api import rows, verbs
+from rgpu.api.detached import AsyncDetachedRun, DetachedRun
 from rgpu.api.pool import Named, Pool
-from rgpu.api.running import File, Run
+from rgpu.api.running import AttachedOptions, DetachedOptions, Run
 from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
 
 _WAIT_SECONDS = 2.0  #: that a thread stays with one question for events: an event loop that ends waits for it
@@ -65,6 +66,9 @@ class AsyncRun:
         await self.wait()
 
 
+Meant = Named | AsyncRun | AsyncDetachedRun  #: a session, as :data:`rgpu.api.pool.Named`
+
+
 class AsyncPool:
     """A pool, found and asked as :class:`rgpu.Pool` does, which it is made with: same arguments, same errors."""
 
@@ -83,26 +87,27 @@ class AsyncPool:
                         trace: TracebackType | None) -> None:
         await self.close()
 
-    async def run(self, command: Sequence[str | os.PathLike[str]], *, name: str | None = None,
-                  memory: int | str | None = None, gpus: float | str | None = None,
-                  labels: Mapping[str, str] | None = None, host: str | None = None, compute: int | None = None,
-                  gpu_models: Collection[str] = (), priority: int = 0, anti_affinity: str | None = None,
-                  queue: bool = False, lazy: bool = False, recover: bool | None = None,
-                  checkpoint_every: float | None = None, client_grace: str | float | None = None,
-                  time_limit: str | float | None = None, timeout: float | None = None, stdin: File = None,
-                  stdout: File = None, stderr: File = None, env: Mapping[str, str] | None = None,
-                  cwd: str | os.PathLike[str] | None = None) -> AsyncRun:
-        """Start a program as :meth:`rgpu.Pool.run` does. One whose start is cancelled is ended once it runs."""
-        starting = _Starting(functools.partial(
-            self.pool.run, command, name=name, memory=memory, gpus=gpus, labels=labels, host=host, compute=compute,
-            gpu_models=gpu_models, priority=priority, anti_affinity=anti_affinity, queue=queue, lazy=lazy,
-            recover=recover, checkpoint_every=checkpoint_every, client_grace=client_grace, time_limit=time_limit,
-            timeout=timeout, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd))
+    @overload
+    async def run(self, command: Sequence[str | os.PathLike[str]], *, detach: Literal[False] = False,
+                  **options: Unpack[AttachedOptions]) -> AsyncRun: ...
+
+    @overload
+    async def run(self, command: Sequence[str | os.PathLike[str]], *, detach: Literal[True],
+                  **options: Unpack[DetachedOptions]) -> AsyncDetachedRun: ...
+
+    async def run(self, command: Sequence[str | os.PathLike[str]], *, detach: bool = False, **options: Any
+                  ) -> AsyncRun | AsyncDetachedRun:
+        """Start a program as :meth:`rgpu.Pool.run` does, with its options.
+
+        One whose start is cancelled is ended once it runs.
+        """
+        starting = _Starting(functools.partial(self.pool.run, command, detach=detach, **options))  # type: ignore[arg-type]
         try:
-            return AsyncRun(await asyncio.to_thread(starting))
+            run = await asyncio.to_thread(starting)
         except asyncio.CancelledError:
             starting.give_up()
             raise
+        return AsyncDetachedRun(run) if isinstance(run, DetachedRun) else AsyncRun(run)
 
     async def sessions(self, *, all: bool = False, all_users: bool | None = None, hosts: Collection[str] = (),
                        states: Collection[str] = (), users: Collection[str] = (),
@@ -111,7 +116,7 @@ class AsyncPool:
         return await asyncio.to_thread(self.pool.sessions, all=all, all_users=all_users, hosts=hosts, states=states,
                                        users=users, labels=labels)
 
-    async def session(self, session: Named | AsyncRun) -> rows.Session:
+    async def session(self, session: Meant) -> rows.Session:
         """Return as :meth:`rgpu.Pool.session`."""
         return await asyncio.to_thread(self.pool.session, _named(session))
 
@@ -146,7 +151,7 @@ class AsyncPool:
         finally:
             client.close()
 
-    async def migrate(self, session: Named | AsyncRun, host: str, *, mode: Literal["auto", "copy", "replay"] = "auto",
+    async def migrate(self, session: Meant, host: str, *, mode: Literal["auto", "copy", "replay"] = "auto",
                       max_downtime: float | None = None, max_slowdown: float = 0.5,
                       on_timeout: Literal["abort", "freeze"] = "abort", pages: Literal["auto", "stream"] = "auto",
                       on_progress: Callable[[dict[str, Any]], None] | None = None) -> rows.Move:
@@ -157,7 +162,7 @@ class AsyncPool:
             self.pool.migrate, _named(session), host, mode=mode, max_downtime=max_downtime, max_slowdown=max_slowdown,
             on_timeout=on_timeout, pages=pages, on_progress=progress)
 
-    async def checkpoint(self, session: Named | AsyncRun, *, wait: bool = True) -> rows.Checkpoint:
+    async def checkpoint(self, session: Meant, *, wait: bool = True) -> rows.Checkpoint:
         """Write a checkpoint as :meth:`rgpu.Pool.checkpoint` does."""
         return await asyncio.to_thread(self.pool.checkpoint, _named(session), wait=wait)
 
@@ -165,13 +170,13 @@ class AsyncPool:
         """Bring a session back as :meth:`rgpu.Pool.restore` does."""
         return await asyncio.to_thread(self.pool.restore, checkpoint, host=host)
 
-    async def kill(self, session: Named | AsyncRun) -> None:
+    async def kill(self, session: Meant) -> None:
         """End a session as :meth:`rgpu.Pool.kill` does."""
         await asyncio.to_thread(self.pool.kill, _named(session))
 
 
-def _named(session: Named | AsyncRun) -> Named:
-    return session.run if isinstance(session, AsyncRun) else session
+def _named(session: Meant) -> Named:
+    return session.run if isinstance(session, AsyncRun | AsyncDetachedRun) else session
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[[dict[str, Any]], None], word: dict[str, Any]) -> None:
@@ -182,13 +187,13 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[[dict[str, Any]], 
 class _Starting:
     """A start in a thread. One that nobody waits for any more ends its program there, also after the event loop."""
 
-    def __init__(self, start: Callable[[], Run]) -> None:
+    def __init__(self, start: Callable[[], Run | DetachedRun]) -> None:
         self._start = start
         self._lock = threading.Lock()
-        self._run: Run | None = None
+        self._run: Run | DetachedRun | None = None
         self._given_up = False
 
-    def __call__(self) -> Run:
+    def __call__(self) -> Run | DetachedRun:
         run = self._start()
         with self._lock:
             self._run = run

@@ -7,16 +7,17 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
-from rgpu.api import rows, running, verbs
+from rgpu.api import detached, rows, running, verbs
+from rgpu.api.detached import DetachedRun
 from rgpu.api.reaching import pool_files, reach
-from rgpu.api.running import File, Run
+from rgpu.api.running import AttachedOptions, DetachedOptions, File, Run
 from rgpu.api.settings import Settings
 from rgpu.link.control.control_client import ControlClient
-from rgpu.session.errors import NotFound
+from rgpu.session.errors import NotFound, UsageError
 
-Named = str | rows.Session | Run  #: a session: by its name, its row, or the program that it belongs to
+Named = str | rows.Session | Run | DetachedRun  #: a session: by its name, its row, or the program that it belongs to
 
 
 class Pool:
@@ -68,28 +69,47 @@ class Pool:
         self.close()
 
     # -- programs -----------------------------------------------------------------------
-    def run(self, command: Sequence[str | os.PathLike[str]], *, name: str | None = None,
+    @overload
+    def run(self, command: Sequence[str | os.PathLike[str]], *, detach: Literal[False] = False,
+            **options: Unpack[AttachedOptions]) -> Run: ...
+
+    @overload
+    def run(self, command: Sequence[str | os.PathLike[str]], *, detach: Literal[True],
+            **options: Unpack[DetachedOptions]) -> DetachedRun: ...
+
+    def run(self, command: Sequence[str | os.PathLike[str]], *, detach: bool = False, name: str | None = None,
             memory: int | str | None = None, gpus: float | str | None = None, labels: Mapping[str, str] | None = None,
             host: str | None = None, compute: int | None = None, gpu_models: Collection[str] = (), priority: int = 0,
             anti_affinity: str | None = None, queue: bool = False, lazy: bool = False, recover: bool | None = None,
             checkpoint_every: float | None = None, client_grace: str | float | None = None,
-            time_limit: str | float | None = None, timeout: float | None = None, stdin: File = None,
-            stdout: File = None, stderr: File = None, env: Mapping[str, str] | None = None,
-            cwd: str | os.PathLike[str] | None = None) -> Run:
+            time_limit: str | float | None = None, log_limit: int | str | None = None, timeout: float | None = None,
+            stdin: File = None, stdout: File = None, stderr: File = None, env: Mapping[str, str] | None = None,
+            cwd: str | os.PathLike[str] | None = None) -> Run | DetachedRun:
         """Start ``command`` as `rgpu run` does, and return its handle when the program runs.
 
-        ``name`` to ``time_limit``: the options of `rgpu run` of these names; ``memory``: bytes, or "8GiB".
-        ``timeout``: seconds until which the program must run, with ``queue`` also the wait for a place; None: any time.
-        ``stdin`` to ``cwd``: as of :class:`subprocess.Popen`. Nothing was started where it raises: :class:`Refused`,
-        :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` for the program, :class:`TimedOut`.
+        ``detach``: it outlives this process and its terminal, as `rgpu run --detach` has it; ``log_limit``: bytes of
+        its output that are kept. ``name`` to ``time_limit``: the options of `rgpu run` of these names; ``memory``:
+        bytes, or "8GiB". ``timeout``: seconds until which the program must run, with ``queue`` also the wait for a
+        place; None: any time. ``stdin`` to ``cwd``: as of :class:`subprocess.Popen`; a detached run has no streams.
+        Nothing was started where it raises: :class:`Refused`, :class:`AlreadyExists`, :class:`UsageError`,
+        :class:`NotFound` for the program, :class:`TimedOut`.
         """
         options = {"name": name, "memory": memory, "gpus": gpus, "label": dict(labels or {}), "host": host,
                    "compute": compute, "gpu_model": list(gpu_models), "priority": priority or None,
                    "anti_affinity": anti_affinity, "queue": queue, "lazy": lazy,
                    "recover": None if recover is None else "on" if recover else "off",
-                   "checkpoint_every": checkpoint_every, "client_grace": client_grace, "time_limit": time_limit}
-        return running.start(command, options, pool=self.path, timeout=timeout, stdin=stdin, stdout=stdout,
-                             stderr=stderr, env=env, cwd=cwd)
+                   "checkpoint_every": checkpoint_every, "client_grace": client_grace, "time_limit": time_limit,
+                   "log_limit": log_limit}
+        if detach:
+            if (stdin, stdout, stderr) != (None, None, None):
+                raise UsageError("a detached run has no stdin, stdout and stderr of this process: its handle's logs() "
+                                 "and follow() have what it writes")
+            return detached.start(command, options, pool=self.path, timeout=timeout, env=env, cwd=cwd)
+        if log_limit is not None:
+            raise UsageError("log_limit is for detach=True: otherwise the output goes to stdout and stderr")
+        process, said = running.start(command, options, pool=self.path, timeout=timeout, stdin=stdin, stdout=stdout,
+                                      stderr=stderr, env=env, cwd=cwd)
+        return Run(process, str(said["name"]), int(said["pid"]))
 
     # -- looking ------------------------------------------------------------------------
     def sessions(self, *, all: bool = False, all_users: bool | None = None, hosts: Collection[str] = (),

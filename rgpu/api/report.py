@@ -1,7 +1,7 @@
 """Word from `rgpu run` to the process that started it by :meth:`rgpu.Pool.run`: one line of JSON through a pipe.
 
-``{"started": {"name": NAME, "pid": PID}}`` once the program runs, or ``{"refused": {"error": …}}``. Nothing at all: it
-ended before, and its exit status says how.
+``{"started": {"name": NAME, "pid": PID}}`` once the program runs, with ``"runs"``, the folder of its record, for a
+detached run; or ``{"refused": {"error": …}}``. Nothing at all: it ended before, and its exit status says how.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ class Report:
         if fd is not None:
             os.set_inheritable(fd, False)  # the program's output is none of this
 
-    def started(self, name: str, pid: int) -> None:
-        """The program runs, as process ``pid``; its first session is called ``name``."""
-        self._say({"started": {"name": name, "pid": pid}})
+    def started(self, name: str, pid: int, runs: str = "") -> None:
+        """The program runs, as process ``pid``; its first session is called ``name``.
+
+        ``runs``: of a detached run, the folder that has its record.
+        """
+        self._say({"started": {"name": name, "pid": pid, **({"runs": runs} if runs else {})}})
 
     def refused(self, error: RgpuError) -> bool:
         """The program was not started; whether somebody was told."""

@@ -127,6 +127,27 @@ class Restored(Row, frozen=True, kw_only=True):
     position: int = 0
 
 
+class DetachedStatus(Row, frozen=True, kw_only=True):
+    """How a detached run stands. Times in s since 1970.
+
+    ``state``: running, ended, or unknown where nobody saw its end; ``reason``: why. ``exit_code``: of the program,
+    None where it is not known. ``folder``: its working directory; ``time_limit``: in s, None: none.
+    """
+
+    name: str
+    state: str
+    command: str = ""
+    pid: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    begun: float = 0.0
+    ended: float | None = None
+    host: str = ""
+    pool: str = ""
+    folder: str = ""
+    time_limit: float | None = None
+
+
 class Event(Row, frozen=True, kw_only=True):
     """A decision about a node, a session, a move or the pool (``kind``). ``when``: s since 1970."""
 

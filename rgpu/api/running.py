@@ -11,15 +11,52 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from rgpu.api.report import LONGEST
 from rgpu.session.errors import Corrupt, NotFound, Refused, RgpuError, TimedOut, UsageError, from_dict
 
 File = int | IO[bytes] | IO[str] | None
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of :meth:`rgpu.Pool.run` that hold for every run."""
+
+    name: str | None
+    memory: int | str | None
+    gpus: float | str | None
+    labels: Mapping[str, str] | None
+    host: str | None
+    compute: int | None
+    gpu_models: Collection[str]
+    priority: int
+    anti_affinity: str | None
+    queue: bool
+    lazy: bool
+    recover: bool | None
+    checkpoint_every: float | None
+    client_grace: str | float | None
+    time_limit: str | float | None
+    timeout: float | None
+    env: Mapping[str, str] | None
+    cwd: str | os.PathLike[str] | None
+
+
+class AttachedOptions(RunOptions, total=False):
+    """Options of a run that ends with its starter's standard streams: where they lead, as of subprocess.Popen."""
+
+    stdin: File
+    stdout: File
+    stderr: File
+
+
+class DetachedOptions(RunOptions, total=False):
+    """Options of a detached run. ``log_limit``: bytes of its output that are kept, or "64MiB"."""
+
+    log_limit: int | str | None
 
 #: `rgpu` of this very package, also where it is not on the other interpreter's path; nothing of the folder that the
 #: program runs in is imported.
@@ -114,8 +151,11 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any], *, pool: Path, timeout: float | None,
           stdin: File, stdout: File, stderr: File, env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None
-          ) -> Run:
-    """Start a program, as :meth:`rgpu.Pool.run` has it, and return its handle once it runs."""
+          ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """Start a program, as :meth:`rgpu.Pool.run` has it.
+
+    Returns the process of `rgpu run` and what it said of the start: name, pid, of a detached run also runs.
+    """
     if isinstance(command, str | bytes) or not command:
         raise UsageError('nothing to run: give the program and its arguments as a list, ["python", "train.py"]')
     program = [os.fspath(part) for part in command]
@@ -135,7 +175,7 @@ def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any],
             _give_up(process)
             raise
     if "started" in said:
-        return Run(process, str(said["started"]["name"]), int(said["started"]["pid"]))
+        return process, dict(said["started"])
     status = process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:

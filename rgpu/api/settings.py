@@ -21,6 +21,9 @@ from rgpu.session.errors import UsageError
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+AUTO = -1  #: of a count that is found out
+
+
 def parse_size(text: str | int) -> int:
     """``"8GiB"``, ``"512M"``, ``"4096"`` → bytes (binary units). Raises :class:`UsageError`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
@@ -40,6 +43,13 @@ def parse_count(text: str | int) -> int:
 POLICIES = ("shared", "always", "never")
 #: Of :mod:`rgpu.server.box.walls`.
 BOXES = ("auto", "off", "strict")
+
+
+def parse_warm_workers(text: str | int) -> int:
+    """A number, or ``auto``: :data:`AUTO`. Raises :class:`UsageError`."""
+    if str(text).strip().lower() in ("auto", str(AUTO)):
+        return AUTO
+    return parse_count(text)
 
 
 def parse_box(text: str) -> str:
@@ -138,7 +148,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("client_grace", lambda: 600.0, parse_age, "how long a client's host may be silent before its session is "
             "checkpointed and ended; a node's: for sessions that say nothing"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
-    Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
+    Setting("spares", lambda: AUTO, parse_warm_workers,
+            "workers that stand ready for each device of a node; auto: "
+            "as many as memory and processors allow, one at least"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),
 )
 

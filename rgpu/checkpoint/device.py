@@ -198,7 +198,7 @@ class Device(Protocol):
     def reserve_handles(self, context: int, reserved: bool) -> None:
         """Keep the handles of textures that the program may know from other use, until they were made again.
 
-        Called before an array or a texture is made: True in a rebuild or a replay. Raises :class:`DeviceError`.
+        Called before an array or a texture is made: True in a recovery or a replay. Raises :class:`DeviceError`.
         """
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
@@ -240,8 +240,14 @@ class Device(Protocol):
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         """Write a word (kind 0: 32, 1: 64 bits), or hold the stream until one compares (2, 3; flags: how)."""
 
-    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
-        """Make one rank of the communicator that ``unique`` names; all its ranks are the session's."""
+    def reach_ranks(self, exchange: Any) -> None:
+        """Take the way to ranks in other sessions, a :class:`rgpu.server.collectives.exchange.Exchange`."""
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
+                            members: Sequence[str] = ()) -> None:
+        """Make one rank of the communicator that ``unique`` names. ``members``: the session of each rank; none: all
+        are in this one.
+        """
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
         """End one rank. ``abort``: its unfinished operations, and those that wait for it, end without a result."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def check_public(key: str) -> str:
     """A public key in Z85. Raises :class:`Corrupt`."""
     try:
         good = len(key) == 40 and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
-    except (KeyError, ValueError, UnicodeEncodeError):
+    except (KeyError, ValueError, UnicodeEncodeError, struct.error):  # the last: five characters above 32 bits
         good = False
     if not good:
         raise Corrupt("a key is not 40 characters of Z85", reason="key")

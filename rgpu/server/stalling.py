@@ -70,3 +70,25 @@ def stuck(device: Working, patience: float = STUCK_SECONDS) -> str:
             return _why(oldest, patience) if took >= patience else ""
         since = time.monotonic()
     return ""
+
+
+class OldestKernel:
+    """The time for which a device's oldest unfinished work has been one and the same kernel. ``now``: monotonic."""
+
+    def __init__(self, device: Working) -> None:
+        self._device = device
+        self._oldest: tuple[int, str] | None = None
+        self._since = 0.0
+
+    def look(self, now: float) -> tuple[float, str]:
+        """(seconds since it was first seen so, how it is named); (0, "") where that is no kernel and no graph.
+
+        What waits for the program (a host function) is not the device's time.
+        """
+        oldest = self._device.unfinished()
+        if oldest is None or not oldest[1].startswith(("kernel ", "a graph")):
+            self._oldest = None
+            return 0.0, ""
+        if self._oldest is None or self._oldest[0] != oldest[0]:
+            self._oldest, self._since = oldest, now
+        return now - self._since, said(oldest)

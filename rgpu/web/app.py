@@ -185,12 +185,11 @@ class Web:
     async def _sessions(self, request: Request, login: Login) -> Response:
         query = dict(request.query_params)
         ended = query.get("all") == "1" or query.get("state") in ("ended", "failed")
-        found = await self._asking.look(login, "session.list", all=ended, all_users=login.operator)
-        every = [*found["sessions"], *found.get("queue", [])]
-        rows = views.find_sessions(every, query)
-        states = sorted({str(row.get("state")) for row in every} | {"running", "ended"})
-        return self._pages.answer(request, "sessions.html", login, page=views.piece(rows, query.get("page", "1")),
-                                  query=query, states=states)
+        asked = {name: query[name][:200] for name in ("state", "host", "user", "q", "page") if query.get(name)}
+        found = await self._asking.look(login, "session.page", all=ended, all_users=login.operator, **asked)
+        page = views.Piece(found["rows"], found["page"], found["pages"], found["total"])
+        return self._pages.answer(request, "sessions.html", login, page=page, query=query,
+                                  states=sorted({*found["states"], "running", "ended"}))
 
     async def _session(self, request: Request, login: Login) -> Response:
         name = request.query_params.get("name", "")

@@ -1,4 +1,4 @@
-"""What pages show, from what the pool answers: filtered, sorted, cut into pages. Pure."""
+"""What pages show, from what the pool answers. Pure."""
 
 from __future__ import annotations
 
@@ -29,21 +29,6 @@ def piece(rows: Sequence[Row], number: str, per_page: int = PER_PAGE) -> Piece:
     wanted = int(number) if number.isdigit() and len(number) < 9 else 1
     at = min(max(1, wanted), pages)
     return Piece(rows[(at - 1) * per_page:at * per_page], at, pages, len(rows))
-
-
-def find_sessions(rows: Sequence[Row], query: Mapping[str, str]) -> list[Row]:
-    """Return the rows that fit: ``state``, ``host``, ``user``, and ``q`` in name, command or labels."""
-    text = query.get("q", "").casefold()
-    found = []
-    for row in rows:
-        if any(query.get(name) and str(row.get(name) or "") != query[name] for name in ("state", "host", "user")):
-            continue
-        words = [str(row.get("session")), str(row.get("command") or ""), *(
-            f"{key}={value}" for key, value in (row.get("labels") or {}).items())]
-        if text and not any(text in word.casefold() for word in words):
-            continue
-        found.append(row)
-    return sorted(found, key=lambda row: str(row.get("session")))
 
 
 def shares(device: Row) -> dict[str, float]:

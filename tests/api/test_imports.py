@@ -23,6 +23,8 @@ async def both(names: list[str]) -> list[rgpu.Session]:
     async with rgpu.AsyncPool() as pool, await pool.run(["true"], time_limit="1h") as run:
         async for event in pool.events(follow=False):
             print(event.when + 1.0)
+        detached: rgpu.AsyncDetachedRun = await pool.run(["true"], detach=True, log_limit="1MiB")
+        print(await detached.wait(1.0) + 1, len(await detached.logs()))
         return [await pool.session(name) for name in [*names, run.name]]
 
 def told(notice: rgpu.MoveNotice) -> None:
@@ -34,6 +36,8 @@ def train() -> int:
             print(event.when + 1.0, event.reason.upper())
         rows: list[rgpu.Session] = pool.sessions(labels={"a": "b"})
         print(rows[0].name, pool.nodes()[0].devices[0].free_memory, run.poll())
+        outlives: rgpu.DetachedRun = pool.run(["true"], name="train", detach=True)
+        print(outlives.wait(timeout=1.0) + 1, outlives.status().reason.upper(), b"".join(outlives.follow(tail=3)))
     here = rgpu.current()
     if here is not None:
         here.on_move(before=told, after=told).close()

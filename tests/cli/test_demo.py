@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,28 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = layout(tmp_path, monkeypatch, "rgpu/examples/heat.py", "examples/heat.py", "here/examples/heat.py")
     monkeypatch.chdir(root / "here")
     assert demo._example() == root / "rgpu" / "examples" / "heat.py"
+
+
+def test_the_command_of_an_installed_package(tmp_path: Path) -> None:
+    """What it says before it starts anything, of a package that lies as a wheel installs it.
+
+    Without ``site``: an editable installation's hook would give the checkout's own package first.
+    """
+    shutil.copytree(ROOT / "rgpu", tmp_path / "site" / "rgpu",
+                    ignore=lambda folder, names: {name for name in names if Path(name).suffix not in ("", ".py")
+                                                  or name in ("lib", "native", "__pycache__")})
+    program = ("import runpy, sys, cuda.pathfinder as p\ndef no(name): raise p.DynamicLibNotFoundError(name)\n"
+               "p.load_nvidia_dynamic_lib = no\nsys.argv = ['rgpu', 'demo']\n"
+               "runpy.run_module('rgpu.cli.main', run_name='__main__')\n")
+    for example, says in ((False, "install the package again"), (True, "pip install 'rgpu-live[examples]'")):
+        if example:
+            (tmp_path / "site" / "rgpu" / "examples").mkdir()
+            (tmp_path / "site" / "rgpu" / "examples" / "heat.py").touch()
+        done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, capture_output=True,
+                              text=True, timeout=60,
+                              env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{sysconfig.get_path('purelib')}"})
+        assert done.returncode == NotFound.exit_code and done.stdout == "", done
+        assert len(done.stderr.splitlines()) == 1 and says in done.stderr and "checkout" not in done.stderr, done
 
 
 def test_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

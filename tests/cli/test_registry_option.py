@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ from click.testing import CliRunner
 from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pools import server
+from rgpu.link.keys import PoolFiles
+from rgpu.server.node import belonging
 from rgpu.session.errors import Refused, UsageError
 
 ADDRESS = "etcd://a:2379,b:2379/pool"
@@ -39,3 +44,18 @@ def test_the_daemon_does_not_start_with_a_wrong_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(server.command, ["--host", "a", "--pool", str(tmp_path), "--registry", "etcd://a:0"])
     assert result.exit_code == UsageError.exit_code
     assert not (tmp_path / "nodes").exists()
+
+
+def test_a_node_that_is_started_otherwise_than_before_says_which_pool_it_belongs_to(tmp_path: Path) -> None:
+    """No second pool is made of its folder: nothing is opened, or written."""
+    files = PoolFiles(tmp_path / "pool")
+    pool = files.create()
+    files.add_node("node-a")
+    belonging.remember(files, belonging.look(files, "node-a"), ADDRESS, "data-1")
+    before = sorted(path for path in files.root.rglob("*"))
+    verb = ("server", "--host", "node-a", "--registry", "embedded")
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "RGPU_POOL": str(files.root), "RGPU_CONFIG": ""})
+    assert done.returncode == Refused.exit_code, done.stderr
+    assert f"node-a belongs to pool {pool.id}, whose registry is {ADDRESS}" in done.stderr
+    assert sorted(path for path in files.root.rglob("*")) == before

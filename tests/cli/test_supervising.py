@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rgpu.cli.pools.supervising import MOST_SECONDS, STEADY_SECONDS, Supervisor, pause, reason
+from tests.support.eventually import eventually
 
 
 class Process:
@@ -99,23 +99,18 @@ def test_a_killed_daemon_of_a_real_pool_comes_back_and_down_ends_it_for_good(tmp
     (node,) = rgpu(pool, "up", "--nodes", "1", "--lease", "2", "--detach")["nodes"]
     try:
         os.kill(node["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 40
-        while True:
+        def another() -> dict[str, Any]:
             state = json.loads((pool / "nodes" / "node-a" / "server.json").read_text())
-            if state["pid"] != node["pid"] and state["ready"]:
-                break
-            assert time.monotonic() < deadline, (pool / "supervisor.log").read_text()
-            time.sleep(0.1)
+            return state if state["pid"] != node["pid"] and state["ready"] else {}
+
+        state = eventually(another, (pool / "supervisor.log").read_text, 40, every=0.1)
         told = [json.loads(line) for line in (pool / "supervisor.log").read_text().splitlines()]
         died = next(line for line in told if line["event"] == "a daemon died")
         assert (died["host"], died["reason"], died["failures"]) == ("node-a", "it was ended by SIGKILL", 1)
         watcher = json.loads((pool / "supervisor.json").read_text())["pid"]
     finally:
         assert rgpu(pool, "down")["stopped"] == ["node-a"]
-    deadline = time.monotonic() + 5
-    while left := [pid for pid in (watcher, state["pid"]) if lives(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    eventually(lambda: not lives(watcher) and not lives(state["pid"]), (watcher, state["pid"]), 5, every=0.05)
     assert not (pool / "supervisor.json").exists()
 
 
@@ -123,8 +118,5 @@ def test_a_daemon_that_never_begins_is_said_at_once_and_leaves_nobody(tmp_path: 
     pool = tmp_path / "pool"
     said = rgpu(pool, "up", "--nodes", "2", "--device", "cpu", "--device", "nonsense:7", "--detach", code=6)
     assert "the daemon of node-b ended" in said and not (pool / "supervisor.json").exists()
-    deadline = time.monotonic() + 10
-    while any(str(pool).encode() in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")
-              if path.exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: not any(str(pool).encode() in path.read_bytes()
+                               for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()), within=10, every=0.1)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,40 +16,8 @@ import yaml
 from rgpu.cli.tables import Column, fitting, lines
 from rgpu.session.errors import UsageError
 from tests.support.canned import ROOT, CannedPool
+from tests.support.canned_rows import ENDED, EVENTS, LOST, NAME, NODES, QUEUE, SESSIONS, WAITS
 
-GOLDEN = Path(__file__).parent / "golden"
-GIB = 1 << 30
-BEGUN = 1_764_000_000.0
-WAITS = ("fits nowhere: node-with-a-rather-long-name-001.cluster.example.org: cpu:0 has 0 MiB free of the 8192 MiB "
-         "needed; node-b: cuda:0 has 4096 MiB free of the 8192 MiB needed; ") * 12
-NAME = "training-of-the-large-language-model-number-0001"
-SESSIONS = [
-    {"session": NAME, "state": "running", "host": "node-with-a-rather-long-name-001.cluster.example.org", "epoch": 12,
-     "memory_bytes": 63 * GIB, "gpu_share": 0.42, "compute_limit": 0.5, "calls": 1234567890, "awaited_calls": 98765,
-     "pid": 4194303, "worker_pid": 3987654, "command": "/usr/bin/python3.11", "note": "", "user": "ada",
-     "labels": {"team": "vision", "stage": "pre"}, "age_s": 7300.0},
-    {"session": "größe-数据", "state": "moving", "host": "node-b", "epoch": 1, "memory_bytes": GIB // 2, "calls": 17,
-     "awaited_calls": 3, "pid": 77, "worker_pid": 78, "command": "./heat", "user": "bob", "labels": {"team": "audio"},
-     "note": "cannot move: cuIpcGetMemHandle", "age_s": 59.0}]
-QUEUE = [{"session": "waits", "state": "queued", "host": None, "epoch": 0, "memory_bytes": None, "calls": None,
-          "pid": 99, "worker_pid": None, "command": "./x", "note": "position 1: " + WAITS, "labels": {}, "age_s": 4.0}]
-ENDED = [{"session": "done", "state": "ended", "host": None, "epoch": 3, "exit_code": 137, "ended": BEGUN,
-          "lasted_s": 12345.0, "memory_bytes": None, "note": "killed by its user", "age_s": 1.0, "labels": {}}]
-NODES = [
-    {"host": "node-with-a-rather-long-name-001.cluster.example.org", "state": "ready",
-     "address": "tcp://[2001:db8:85a3::8a2e:370:7334]:50123", "data": "[2001:db8:85a3::8a2e:370:7334]:50124",
-     "leader": True, "answers": True, "pid": 4194303, "version": "0.1.0", "reason": "", "devices": [
-         {"device": f"cuda:{i}", "name": "NVIDIA H200", "total_memory": 141 * GIB, "free_memory": 100 * GIB - i,
-          "healthy": i != 1, "reason": "Xid 79", "sessions": i, "utilization": 0.97, "memory_used": 41 * GIB}
-         for i in range(2)]},
-    {"host": "b", "state": "draining", "address": "tcp://10.0.0.2:5001", "data": "10.0.0.2:5002", "leader": False,
-     "answers": True, "pid": 12, "version": "0.1.0", "reason": "new cable", "devices": []}]
-LOST = [{"host": "c", "state": "lost", "lost_since": BEGUN, "address": "", "data": "", "leader": False,
-         "answers": False, "pid": None, "version": "", "reason": "", "devices": []}]
-EVENTS = [{"revision": 4, "kind": "move", "when": BEGUN, "session": NAME, "host": None, "decision": "begin_move",
-           "reason": WAITS[:150].strip(), "epoch": 12, "owner": "node-b", "leader": 3},
-          {"revision": 9, "kind": "node", "when": BEGUN + 90000, "session": None, "host": "node-b", "decision": "lose",
-           "reason": "the lease of node-b has ended", "epoch": None, "owner": None, "leader": 3}]
 VERBS: dict[str, tuple[str, ...]] = {"ps": ("ps",), "ps-all": ("ps", "--all"), "nodes": ("nodes",),
                                      "history": ("history",)}
 
@@ -68,18 +34,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedPool]:
 
 def plain(text: str) -> str:
     return re.sub(r"\033\[[0-9;]*m", "", text)
-
-
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
-@pytest.mark.parametrize("name", VERBS)
-def test_tables_are_the_golden_ones(pool: CannedPool, name: str, columns: int) -> None:
-    """``RGPU_WRITE_GOLDEN=1`` writes them."""
-    code, text = pool.on_terminal(columns, *VERBS[name])
-    path = GOLDEN / f"{name}-{columns}.txt"
-    if os.environ.get("RGPU_WRITE_GOLDEN"):
-        path.write_text(plain(text), encoding="utf-8")
-    assert code == 0 and plain(text) == path.read_text(encoding="utf-8")
-    assert "\033[1m" in text, "the heading is bold"
 
 
 def test_without_a_terminal_nothing_is_cut_and_nothing_wraps(pool: CannedPool) -> None:

@@ -12,6 +12,7 @@ from textual.widgets import Static
 from rgpu.cli.sessions.top_app import TopApp
 from rgpu.cli.sessions.top_tables import Picture, bar, headline, move_rows, node_rows, queue_rows
 from rgpu.session.errors import PoolUnavailable
+from tests.support.eventually import eventually_async
 
 GIB = 1 << 30
 
@@ -53,10 +54,7 @@ def drive(test: Callable[[TopApp, Pilot[None], Pool], Awaitable[None]]) -> None:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await pilot.pause(0.02)
+    await eventually_async(condition, within=seconds, pause=pilot.pause)
 
 
 def rows(app: TopApp, name: str) -> list[list[Any]]:

@@ -13,6 +13,7 @@ from tests.gpu.suite import report
 from tests.gpu.suite.execute import PROGRAMS, BuildError, Executor, Pool
 from tests.gpu.suite.outputs import Run, close, compare, failure, judge_native, parse
 from tests.gpu.suite.rows import ROWS, Part, Row
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 
 A, B = "a" * 64, "b" * 64
@@ -131,10 +132,7 @@ def test_a_program_that_hangs_is_ended_with_its_children(executor: Executor, tmp
     (run,) = executor.native(row)
     assert run.status is None and time.monotonic() - began < 40 and "says a b" in run.out
     state = Path(f"/proc/{marker.read_text()}/stat")
-    deadline = time.monotonic() + 5
-    while state.exists() and ") Z " not in state.read_text():
-        assert time.monotonic() < deadline, "its child lives on"
-        time.sleep(0.05)
+    eventually(lambda: not (state.exists() and ") Z " not in state.read_text()), "its child lives on", 5, every=0.05)
 
 
 def test_parts_run_together_and_logs_are_kept(executor: Executor) -> None:

@@ -26,7 +26,8 @@ tables = st.builds(
     functions=st.lists(st.builds(
         FunctionInfo, name=names, parameters=st.lists(st.tuples(u32, u32), max_size=4).map(tuple),
         attributes=st.lists(i32, min_size=16, max_size=16).map(tuple)), max_size=4).map(tuple),
-    globals=st.lists(st.builds(GlobalVariable, name=names, address=u64, size=u64), max_size=4).map(tuple))
+    globals=st.lists(st.builds(GlobalVariable, name=names, address=u64, size=st.integers(0, 2**63 - 1),
+                              managed=st.booleans()), max_size=4).map(tuple))
 
 
 @given(facts)
@@ -101,8 +102,15 @@ def test_table_counts_that_cannot_be(data: bytes) -> None:
     assert "offset" in caught.value.detail
 
 
+def test_a_managed_variable_is_told_by_a_bit_of_its_size() -> None:
+    variables = (GlobalVariable("m", 4096, 12, True), GlobalVariable("p", 8192, 1 << 40))
+    back = module_table.decode(module_table.encode(ModuleTable((), variables))).globals
+    assert back == variables and [variable.managed for variable in back] == [True, False]
+
+
 def test_table_values_that_do_not_fit() -> None:
     for table in (ModuleTable((FunctionInfo("f", (), (1,) * 15),), ()), ModuleTable((), (GlobalVariable("g", -1, 1),)),
+                  ModuleTable((), (GlobalVariable("g", 1, 1 << 63),)),
                   ModuleTable((), (GlobalVariable("g" * 70000, 1, 1),))):
         with pytest.raises(ValueError):
             module_table.encode(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,33 @@ def command_line(pid: int) -> str:
         return f"{pid}: {b' '.join(words[:12]).decode(errors='replace')}"
     except OSError:
         return f"{pid}"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a process used: ``share`` of a processor (seconds as :func:`use` gives it), ``wakes``: times it slept."""
+
+    share: float
+    wakes: float
+
+    def since(self, before: Use, seconds: float) -> Use:
+        """The same for each second of a time."""
+        return Use((self.share - before.share) / seconds, (self.wakes - before.wakes) / seconds)
+
+
+def threads(pid: int) -> dict[int, Use]:
+    """What each thread of a living process used so far: processor seconds, and how often it went to sleep."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError, IndexError):  # a thread that ended
+            spent = int((task / "schedstat").read_text().split()[0])
+            status = (task / "status").read_text()
+            found[int(task.name)] = Use(spent / 1e9, float(
+                status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]))
+    return found
+
+
+def use(pid: int) -> Use:
+    """The same of all its threads together."""
+    found = threads(pid).values()
+    return Use(sum(one.share for one in found), sum(one.wakes for one in found))

@@ -107,7 +107,7 @@ def _list(rows: list[dict[str, Any]]) -> None:
         return
     common.table(("", "NAME", "POOL", "USER", "ROLE", "ADDRESSES"), (
         ("*" if row["current"] else "", row["name"], row["pool"], row["user"], row["role"],
-         row["wrong"] or ", ".join(row["addresses"])) for row in rows))
+         row["wrong"] or ", ".join(row["addresses"])) for row in rows), drop=("ADDRESSES", "POOL", "ROLE"))
 
 
 def _show(row: dict[str, Any]) -> None:

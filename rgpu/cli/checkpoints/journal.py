@@ -139,7 +139,7 @@ def _show_replay(result: dict[str, Any]) -> None:
     for key in ("session", "device", "position", "seconds", "answers", "answers_compared", "answers_digest", "error"):
         common.out.print(f"{key}: {result[key]}", markup=False)
     common.table(("POSITION", "PAGES", "OBJECTS", "DIGEST"), (
-        (s["position"], s["pages"], s["objects"], s["digest"]) for s in result["snapshots"]))
+        (s["position"], s["pages"], s["objects"], s["digest"]) for s in result["snapshots"]), drop=("OBJECTS", "PAGES"))
 
 
 def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], checkpoint: str | None = None

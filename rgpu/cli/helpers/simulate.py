@@ -75,4 +75,4 @@ def _show(reports: list[dict[str, Any]]) -> None:
         (r["policy"], "on" if r["rebalance"] else "off", f"{r['load']:g}", f"{r['mean']['allocated_share']:.2%}",
          f"{r['mean']['fragmented_gpus']:.1f}", f"{r['mean']['refused']:.1f}", f"{r['mean']['moves']:.1f}",
          f"{r['mean']['waiting_s']:.1f} s", f"{r['mean']['decision_us']:.0f} us",
-         f"{r['mean']['decision_p99_us']:.0f} us") for r in reports))
+         f"{r['mean']['decision_p99_us']:.0f} us") for r in reports), drop=("P99", "DECISION", "WAITING", "MOVES"))

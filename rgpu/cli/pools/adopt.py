@@ -65,7 +65,7 @@ def _show(found: dict[str, Any]) -> None:
         common.table(("SESSION", "WHAT", "HOST", "EPOCH", "WHY"), [
             (step["session"], step["action"], step["host"], f"{step['before'] or '-'} → {step['epoch']}",
              step["reason"] + (f"; forgotten on {', '.join(step['stale'])}" if step["stale"] else ""))
-            for step in changed], cut=("WHY",))
+            for step in changed], drop=("EPOCH", "HOST"), cut=("WHY",))
     say(f"{len(found['steps']) - len(changed)} sessions stay as they are on record")
     for name in found["keys"]:
         say(f"let in again: {name}")

@@ -111,7 +111,7 @@ def list_keys(pool: str | None, output: str) -> None:
         common.err.print("no node answers: these are the keys of this folder alone")
     common.emit(rows, output, lambda values: common.table(
         ("NAME", "ROLE", "USER", "PUBLIC KEY"),
-        ((v["name"], v["role"], v.get("user"), v["public"]) for v in values)))
+        ((v["name"], v["role"], v.get("user"), v["public"]) for v in values), drop=("PUBLIC KEY", "USER")))
 
 
 @command.command("revoke")

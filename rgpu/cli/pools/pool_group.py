@@ -56,7 +56,7 @@ def resume(reason: str, pool: str | None, output: str) -> None:
 
 
 @command.command("set")
-@click.argument("name", type=click.Choice(["default-gpus"]))
+@click.argument("name", type=click.Choice(["default-gpus", "max-kernel-seconds"]))
 @click.argument("value")
 @common.pool_option
 @common.output_option
@@ -66,11 +66,19 @@ def set_one(name: str, value: str, pool: str | None, output: str) -> None:
 
     default-gpus: what a run gets that asks neither for --memory nor for --gpus, as --gpus takes it: 1, 2, 0.25; "auto"
     for the usual, one GPU where the pool has GPUs. Runs that have begun keep what they have.
+
+    max-kernel-seconds: a session is ended, with a reason, when a kernel or a graph of its runs longer; "off" (as it is
+    at first): never. Measured by whole seconds, from when it was first seen to run.
     """
-    args = {"name": name, "value": "" if value == "auto" else value}
+    args = {"name": name, "value": "" if value in ("auto", "off") else value}
     with connect(common.settings(pool=pool), role="operator") as client:
         result = client.call("pool.set", args, timeout=30)
-    common.emit(result, output, lambda v: common.out.print(_default(v), markup=False))
+    common.emit(result, output, lambda v: common.out.print(
+        _kernels(v) if name == "max-kernel-seconds" else _default(v), markup=False))
+
+
+def _kernels(found: dict[str, Any]) -> str:
+    return f"max-kernel-seconds {found.get('max_kernel_seconds') or 'off'}"
 
 
 def _default(found: dict[str, Any]) -> str:
@@ -92,5 +100,6 @@ def _show(found: dict[str, Any]) -> None:
         f"nodes        {found['nodes']}" + (f", away: {', '.join(found['away'])}" if found["away"] else "") +
         "".join(f", {host} lost since {common.moment(since)}" for host, since in found.get("lost", {}).items()) +
         f"\ndefault      {_default(found).removeprefix('default-gpus ')}: GPUs of a run that asks for nothing"
+        f"\nkernels      {_kernels(found).removeprefix('max-kernel-seconds ')}: seconds that one may run"
         f"\nsessions     {sessions}\nqueue        {len(found.get('queue') or []) or 'empty'}"
         f"\nregistry     {found['cluster']}, revision {found['revision']}", markup=False)

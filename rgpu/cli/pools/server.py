@@ -25,9 +25,9 @@ from rgpu.session.errors import NotFound
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
-@click.option("--warm-workers", "--spares", "spares", type=int, metavar="N",
-              help="Workers that stand ready for each device, so that sessions begin and come back sooner "
-                   "(default: 1; RGPU_SPARES).")
+@click.option("--warm-workers", "--spares", "spares", metavar="N|auto",
+              help="Workers that stand ready for each device, so that sessions begin and come back sooner: a number, "
+                   "or as many as memory and processors allow, one at least (default: auto; RGPU_SPARES).")
 @click.option("--checkpoint-bandwidth", metavar="SIZE",
               help="Bytes a second that all checkpoints of this node may write together, shared fairly; 0: no limit "
                    "(RGPU_CHECKPOINT_BANDWIDTH).")
@@ -65,7 +65,7 @@ from rgpu.session.errors import NotFound
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
-            advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
+            advertise_data: str, spares: str | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
             box: str | None, worker_uids: str | None, worker_memory: str | None, cgroup: str,
             client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
             web: str, web_url: str,

@@ -7,7 +7,9 @@ keeps failing. ``rgpu down`` ends the supervisor first. Its log is ``supervisor.
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -30,7 +32,8 @@ log = structlog.get_logger(__name__)
 
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  #: between a daemon's end and its next start
 STEADY_SECONDS = 60.0  #: after which an earlier failure counts no more
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  #: between two looks where the kernel cannot be asked to tell
+LONGEST_SECONDS = 60.0  #: and where it tells of every end
 STATE = "supervisor.json"  #: in the pool's folder: who supervises
 
 
@@ -107,11 +110,35 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Look until told to stop, or nothing is left to look after."""
+    def run(self, stopping: Callable[[], bool], wake: int = -1) -> None:
+        """Look until told to stop, or nothing is left to look after.
+
+        ``wake``: readable once ``stopping`` is to be asked.
+        """
         while self.daemons and not stopping():
             self.look()
+            self._wait(wake)
+
+    def _wait(self, wake: int) -> None:
+        """Until a daemon ends, one is to be started again, or there is something to read."""
+        poll, watched = select.poll(), []
+        if wake >= 0:
+            poll.register(wake, select.POLLIN)
+        seconds = LONGEST_SECONDS
+        try:
+            for daemon in self.daemons.values():
+                if daemon.again is not None:
+                    seconds = min(seconds, max(0.0, daemon.again - self.now()))
+                elif daemon.process.returncode is None:
+                    watched.append(os.pidfd_open(daemon.process.pid))
+                    poll.register(watched[-1], select.POLLIN)
+            poll.poll(math.ceil(seconds * 1000))
+        except OSError as error:  # it has ended, or there are no descriptors
+            log.debug("the daemons are looked at again soon", reason=str(error))
             time.sleep(LOOK_SECONDS)
+        finally:
+            for fd in watched:
+                os.close(fd)
 
 
 def supervisor(files: PoolFiles) -> int:
@@ -161,6 +188,8 @@ def main() -> None:
     root, commands = Path(sys.argv[1]), dict[str, Any](json.loads(sys.argv[2]))
     configure_logging(level="info")
     stop: list[int] = []
+    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, frame: stop.append(found))
     files, found = PoolFiles(root), Supervisor()
@@ -178,7 +207,7 @@ def main() -> None:
     path.write_text(json.dumps({"pid": os.getpid(), "started": process_start(os.getpid())}))
     print(json.dumps({"ready": ready}), flush=True)
     os.dup2(2, 1)  # who waited for that line has gone
-    found.run(lambda: bool(stop))
+    found.run(lambda: bool(stop), wake)
     found.stop()
     path.unlink(missing_ok=True)
 

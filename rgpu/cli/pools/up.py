@@ -95,7 +95,7 @@ def _host(index: int) -> str:
 def _show(value: dict[str, Any]) -> None:
     common.out.print(f"pool {value['pool']} is running", markup=False)
     common.table(("HOST", "CONTROL", "DATA", "PID"), ((n["host"], n["control"], n["data"], n["pid"])
-                                                     for n in value["nodes"]))
+                                                     for n in value["nodes"]), drop=("PID", "DATA"))
 
 
 def _stay(root: Path, commands: dict[str, list[str]], processes: dict[str, subprocess.Popen[bytes]],

@@ -44,7 +44,7 @@ def start(settings: Settings, name: str | None, program: Sequence[str], limit: T
     said = start_supervisor(order, program)
     if isinstance(said, int):
         sys.exit(said)
-    report.started(name, int(said["pid"]))
+    report.started(name, int(said["pid"]), order.root)
     common.out.print(name, markup=False)
 
 

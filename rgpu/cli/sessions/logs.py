@@ -57,7 +57,7 @@ def _of_program(run: KnownRun, lines: int | None, follow: bool, output: str) -> 
         if follow:
             following.follow(run, lines, run.ended())
         else:
-            following.show(following.reader(run, lines).read())
+            following.show(run.output(lines).read())
         return
     if follow:
         raise UsageError("-f prints what the program writes as it is: leave out -o")

@@ -56,7 +56,7 @@ class LinkLanes:
             for number in range(count):
                 sock = connect(owner.address, OPEN_SECONDS)
                 try:
-                    connection = client_preamble(sock, "lane", grant.ticket, grant.secret, session,
+                    connection = client_preamble(sock, "lane", *grant.at(owner, session), session,
                                                  timeout=OPEN_SECONDS)
                 except BaseException:
                     sock.close()

@@ -58,6 +58,12 @@ class Incoming:
 
     def take(self, link: DataLink) -> None:
         """Messages that have come, at most :data:`MESSAGES` of them."""
+        try:
+            self._take(link)
+        finally:
+            self._shipper.returns.wake()
+
+    def _take(self, link: DataLink) -> None:
         shipper, self.unread = self._shipper, False
         for _ in range(MESSAGES):
             try:

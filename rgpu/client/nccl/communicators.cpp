@@ -1,8 +1,7 @@
-// Making and ending communicators. All ranks of one are in this process; they meet here.
+// Making and ending communicators.
 #include <sys/random.h>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -10,21 +9,13 @@
 #include <thread>
 
 #include "driver.hpp"
+#include "rendezvous.hpp"
 #include "state.hpp"
 
 namespace rgpu::nccl {
 namespace {
 
 constexpr char kMagic[8] = {'R', 'G', 'P', 'U', 'N', 'C', 'C', 'L'};
-
-// Who of a communicator's ranks has come. For a split: with which colour and key.
-struct Gathering {
-  std::map<int, std::pair<int, int>> came;
-  int wanted = 0;
-};
-std::mutex lock;  // guards what follows
-std::condition_variable changed;
-std::map<std::string, Gathering> gatherings;
 
 const std::string &process_id() {
   static const std::string *id = [] {
@@ -35,50 +26,22 @@ const std::string &process_id() {
   return *id;
 }
 
-bool of_this_process(const ncclUniqueId &id) {
-  return !std::memcmp(id.internal, kMagic, sizeof kMagic) &&
-         !std::memcmp(id.internal + sizeof kMagic, process_id().data(), process_id().size());
-}
+bool of_this_library(const ncclUniqueId &id) { return !std::memcmp(id.internal, kMagic, sizeof kMagic); }
 
-std::chrono::seconds patience() {
-  const char *text = std::getenv("RGPU_NCCL_TIMEOUT");
-  const int seconds = text ? std::atoi(text) : 0;
-  return std::chrono::seconds(seconds > 0 ? seconds : 60);
+// A colour and a key as one rank shows them to the others.
+std::uint64_t packed(int color, int key) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(color)) << 32 | static_cast<std::uint32_t>(key);
 }
-
-bool come(const std::string &where, int wanted, int rank, int color, int key) {
-  std::lock_guard guard(lock);
-  Gathering &gathering = gatherings[where];
-  gathering.wanted = wanted;
-  const bool first = gathering.came.emplace(rank, std::pair(color, key)).second;
-  changed.notify_all();
-  return first;
-}
-
-// Waits until all have come; false: `missing` names those that did not.
-bool all_came(const std::string &where, std::map<int, std::pair<int, int>> &came, std::string &missing) {
-  std::unique_lock guard(lock);
-  const auto whole = [&] { return static_cast<int>(gatherings[where].came.size()) >= gatherings[where].wanted; };
-  const bool done = changed.wait_for(guard, patience(), whole);
-  came = gatherings[where].came;
-  for (int rank = 0; !done && rank < gatherings[where].wanted; ++rank)
-    if (!came.count(rank)) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  return done;
-}
-
-ncclResult_t too_late(const char *what, const std::string &missing) {
-  char text[256];
-  std::snprintf(text, sizeof text, "%s: after %d s these ranks had not come: %s", what,
-                static_cast<int>(patience().count()), missing.c_str());
-  table()->complain(text, text);
-  return fail(ncclSystemError, "%s", text);
-}
+int color_of(const Came &came) { return static_cast<int>(came.payload >> 32); }
+int key_of(const Came &came) { return static_cast<int>(came.payload); }
 
 ncclResult_t create_on_worker(ncclComm *comm) {
   cuCtxPushCurrent_v2(comm->context);
   std::uint64_t number = 0;
+  const std::string members = members_of(comm->members);
   const CUresult r = table()->create(static_cast<unsigned>(comm->ranks), static_cast<unsigned>(comm->rank),
-                                     comm->unique.data(), static_cast<unsigned>(comm->unique.size()), &number);
+                                     comm->unique.data(), static_cast<unsigned>(comm->unique.size()),
+                                     members.data(), static_cast<unsigned>(members.size()), &number);
   CUcontext popped;
   cuCtxPopCurrent_v2(&popped);
   if (r == CUDA_ERROR_NOT_SUPPORTED) return fail(ncclInvalidUsage, "communicators by calls are for cpu devices so far");
@@ -117,6 +80,12 @@ ncclResult_t finish(ncclComm *comm, std::function<ncclResult_t()> rest) {
   return ncclInProgress;
 }
 
+// One that is in no new communicator shows that and does not wait for the others, as with NCCL.
+ncclResult_t show(std::function<ncclResult_t()> rest) {
+  std::thread([rest = std::move(rest)] { rest(); }).detach();
+  return ncclSuccess;
+}
+
 bool is_blocking(const ncclConfig_t *config, bool otherwise = true) {
   if (!config || config->size < offsetof(ncclConfig_t, blocking) + sizeof(int) || config->blocking == INT_MIN)
     return otherwise;
@@ -125,11 +94,10 @@ bool is_blocking(const ncclConfig_t *config, bool otherwise = true) {
 
 ncclResult_t init(ncclComm_t *out, int ranks, const ncclUniqueId &id, int rank, bool blocking) {
   if (!out || ranks < 1 || rank < 0 || rank >= ranks) return fail(ncclInvalidArgument, "rank %d of %d", rank, ranks);
-  if (ranks > 1 && !of_this_process(id)) {
-    const char *text =
-        "ncclCommInitRank: the unique id is another process's; ranks in several processes are not supported yet: run "
-        "one process with several devices";
-    if (table()) table()->complain("nccl between processes", text);
+  if (ranks > 1 && !of_this_library(id)) {
+    const char *text = "ncclCommInitRank: the unique id was made by another NCCL than the one of rgpu: the process "
+                       "that called ncclGetUniqueId does not run under `rgpu run` with RGPU_NCCL=calls";
+    if (table()) table()->complain("nccl unique id", text);
     return fail(ncclInvalidUsage, "%s", text);
   }
   ncclComm *comm = nullptr;
@@ -137,17 +105,17 @@ ncclResult_t init(ncclComm_t *out, int ranks, const ncclUniqueId &id, int rank, 
   comm->unique.assign(id.internal, sizeof id.internal);
   auto joined = std::make_shared<ncclResult_t>(ncclSuccess);
   return make({[=] {
-                 *joined = come(comm->unique, ranks, rank, 0, 0)
-                               ? create_on_worker(comm)
-                               : fail(ncclInvalidUsage, "rank %d of that unique id has come before", rank);
+                 if (!come(comm->unique, rank, 0))
+                   *joined = fail(ncclInvalidUsage, "rank %d of that unique id has come before", rank);
                  return ncclSuccess;  // the other half says it
                },
                [=] {
                  return finish(comm, [=]() -> ncclResult_t {
                    if (*joined) return *joined;
-                   std::map<int, std::pair<int, int>> came;
-                   std::string missing;
-                   return all_came(comm->unique, came, missing) ? ncclSuccess : too_late("ncclCommInitRank", missing);
+                   if (ncclResult_t r = gather("ncclCommInitRank", comm->unique, ranks, rank, 0, ranks == 1,
+                                               comm->members))
+                     return r;
+                   return create_on_worker(comm);
                  });
                }});
 }
@@ -160,15 +128,23 @@ ncclResult_t child_of(ncclComm *parent, ncclComm_t *out, bool blocking, ncclComm
   return r;
 }
 
-// The rank's place among those of its colour, ordered by key and then by rank.
-void place_in_split(ncclComm *comm, int rank, const std::map<int, std::pair<int, int>> &came) {
-  const auto [color, key] = came.at(rank);
-  for (const auto &[other, told] : came) {
-    if (told.first != color) continue;
-    ++comm->ranks;
-    if (std::pair(told.second, other) < std::pair(key, rank)) ++comm->rank;
+// The rank's place among those of its colour, ordered by key and then by rank. `came`: of the parent's ranks.
+void place_in_split(ncclComm *child, const ncclComm *parent, const std::vector<Came> &came) {
+  const Came &mine = came[static_cast<std::size_t>(parent->rank)];
+  std::vector<std::pair<int, int>> order;
+  for (int other = 0; other < parent->ranks; ++other)
+    if (color_of(came[static_cast<std::size_t>(other)]) == color_of(mine))
+      order.emplace_back(key_of(came[static_cast<std::size_t>(other)]), other);
+  std::sort(order.begin(), order.end());
+  child->ranks = static_cast<int>(order.size());
+  for (std::size_t at = 0; at < order.size(); ++at) {
+    if (order[at].second == parent->rank) child->rank = static_cast<int>(at);
+    child->members.push_back(parent->members[static_cast<std::size_t>(order[at].second)]);
   }
 }
+
+// Whether all ranks are threads of this process.
+bool all_here(const ncclComm *comm) { return members_of(comm->members).empty(); }
 
 ncclResult_t end(ncclComm_t comm, bool abort) {
   if (!known(comm) || !comm->alive.exchange(false)) return fail(ncclInvalidArgument, "no communicator");
@@ -242,17 +218,20 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
   *newcomm = nullptr;
   if (color >= 0)
     if (ncclResult_t r = child_of(comm, newcomm, is_blocking(config, comm->blocking), child); r) return r;
-  return make({[=] { return come(where, comm->ranks, comm->rank, color, key), ncclSuccess; },
+  const std::uint64_t payload = packed(color, key);
+  return make({[=] { return come(where, comm->rank, payload), ncclSuccess; },
                [=] {
                  const auto rest = [=]() -> ncclResult_t {
-                   std::map<int, std::pair<int, int>> came;
-                   std::string missing;
-                   if (!all_came(where, came, missing)) return too_late("ncclCommSplit", missing);
-                   place_in_split(child, comm->rank, came);
+                   std::vector<Came> came;
+                   if (ncclResult_t r = gather("ncclCommSplit", where, comm->ranks, comm->rank, payload,
+                                               all_here(comm), came))
+                     return r;
+                   if (!child) return ncclSuccess;
+                   place_in_split(child, comm, came);
                    child->unique = where + " colour " + std::to_string(color);
                    return create_on_worker(child);
                  };
-                 return child ? finish(child, rest) : ncclSuccess;
+                 return child ? finish(child, rest) : show(rest);
                }});
 }
 
@@ -272,6 +251,9 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
   if (ncclResult_t r = child_of(comm, newcomm, is_blocking(config, comm->blocking), child); r) return r;
   child->ranks = comm->ranks - static_cast<int>(out.size());
   child->rank = comm->rank - static_cast<int>(std::lower_bound(out.begin(), out.end(), comm->rank) - out.begin());
+  for (int other = 0; other < comm->ranks; ++other)
+    if (!std::binary_search(out.begin(), out.end(), other))
+      child->members.push_back(comm->members[static_cast<std::size_t>(other)]);
   child->unique = comm->unique + "/shrink " + std::to_string(comm->children++);
   return make({[] { return ncclSuccess; }, [=] { return finish(child, [=] { return create_on_worker(child); }); }});
 }

@@ -41,6 +41,8 @@ const char *pncclGetLastError(ncclComm_t) { return last_error(); }
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
   if (!known(comm) || !asyncError) return fail(ncclInvalidArgument, "no communicator");
   *asyncError = comm->state;
+  if (*asyncError == ncclSuccess && comm->alive)
+    if (const CUresult r = table()->error(); r) *asyncError = from_cuda(r);
   return ncclSuccess;
 }
 

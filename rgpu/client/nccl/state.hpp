@@ -2,15 +2,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "api.hpp"
 #include "collectives.hpp"
+#include "rendezvous.hpp"
 
 namespace rgpu::nccl {
 
@@ -30,6 +29,7 @@ struct ncclComm {
   int ranks = 0, rank = 0, device = 0;
   CUcontext context = nullptr;
   std::string unique;
+  std::vector<rgpu::nccl::Came> members;  // in which session each rank is
   std::atomic<std::uint64_t> number{0};  // on the wire; 0: not made yet
   std::atomic<ncclResult_t> state{ncclInProgress};
   bool blocking = true;

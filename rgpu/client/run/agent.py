@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import blake3
 import structlog
 
 from rgpu.client.journal.kept import Journal, Policy, prepare_directory
@@ -36,16 +37,28 @@ from rgpu.client.session.identity import Identity
 from rgpu.client.session.shipper import Shipper
 from rgpu.client.shim_link import answer_ring
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
-from rgpu.client.shim_link.local import Hello, LocalPeer, NewSegment, Observe, listen
+from rgpu.client.shim_link.local import Gather, Hello, LocalPeer, NewSegment, Observe, listen
 from rgpu.client.shim_link.observe import Observer
 from rgpu.link import versions
 from rgpu.link.accepting import accept_next
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, StoreError, TimedOut, VersionMismatch
+from rgpu.session.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    PoolUnavailable,
+    Refused,
+    RgpuError,
+    StoreError,
+    TimedOut,
+    UnknownOutcome,
+    VersionMismatch,
+)
 from rgpu.session.facts import SessionFacts
 
 log = structlog.get_logger(__name__)
 
+GATHER_TIMEOUT = 10.0
 HELLO_TIMEOUT = 5.0
 EXIT_CODE_TIMEOUT = 5.0
 NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
@@ -194,6 +207,9 @@ class Agent:
             if isinstance(hello, Observe):
                 self._observe(peer)
                 return
+            if isinstance(hello, Gather):
+                self._gather(peer, hello)
+                return
             try:
                 number, shipper = self._open_session(peer, hello, early)
             except BaseException:
@@ -224,6 +240,26 @@ class Agent:
             peer.observed(self.observer.answer(peer.pid).encode())
         except RgpuError as error:
             peer.refuse(NO_DEVICE if isinstance(error, Refused) else SYSTEM_NOT_READY, error.message)
+        finally:
+            peer.close()
+
+    def _gather(self, peer: LocalPeer, asked: Gather) -> None:
+        """Tell the pool that a rank of that process has come, and the process which others have.
+
+        What it is refused with is the process's to say: the agent and its sessions go on.
+        """
+        try:
+            session = self.observer.session_of(peer.pid)
+            reply = self.desk.call("session.gather", {
+                "session": session, "name": blake3.blake3(asked.name).hexdigest(length=16), "ranks": asked.ranks,
+                "rank": asked.rank, "payload": asked.payload}, GATHER_TIMEOUT)
+            came = {int(rank): (int(payload), str(name)) for rank, name, payload in reply["came"]}
+            peer.gathered([came.get(rank, (0, "")) for rank in range(asked.ranks)])
+        except RgpuError as error:
+            again = isinstance(error, PoolUnavailable | TimedOut | Fenced | Conflict | UnknownOutcome)
+            peer.refuse(SYSTEM_NOT_READY if again else NO_DEVICE, error.message)
+        except (KeyError, TypeError, ValueError) as error:
+            peer.refuse(SYSTEM_NOT_READY, f"the pool's reply to session.gather cannot be read: {error!r}")
         finally:
             peer.close()
 
@@ -288,13 +324,13 @@ class Agent:
         """The arguments of session.create."""
         return {"name": name, "memory": self.options.memory, "recover": self.options.recover,
                 "parent": self.options.name if name != self.options.name else None, "program": program,
-                "options": self.options.extra, "versions": versions.ours()}
+                "options": self.options.extra, "versions": versions.ours(), "proves_key": True}
 
     def _read(self, reply: dict[str, Any]) -> tuple[SessionFacts, Owner, Grant]:
         """Raises :class:`Corrupt`, and :class:`VersionMismatch` for a node that knows nothing of ours."""
         try:
             self._check_versions(str(reply["session"]), reply)
-            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), desks.grant(reply)
+            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), self.desk.grant(reply)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
 
@@ -352,7 +388,7 @@ class Agent:
         return self._exit_code
 
 
-def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe, list[NewSegment]]:
+def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather, list[NewSegment]]:
     """The first message, and segments that came right behind a HELLO. Raises :class:`TimedOut`, :class:`Corrupt`."""
     deadline = time.monotonic() + HELLO_TIMEOUT
     poller = select.poll()
@@ -367,6 +403,6 @@ def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe, list[NewSegment]]:
         poller.poll(left * 1000)
     hello, rest = messages[0], messages[1:]
     segments = [message for message in rest if isinstance(message, NewSegment)]
-    if not isinstance(hello, Hello | Observe) or len(segments) != len(rest):
+    if not isinstance(hello, Hello | Observe | Gather) or len(segments) != len(rest):
         raise Corrupt("a process did not begin with HELLO", reason="protocol")
     return hello, segments

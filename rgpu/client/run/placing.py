@@ -54,7 +54,8 @@ class PlacedSession:
         if now.get("state") in OVER:
             raise Refused(f"{self._session} was ended before its program used it: "
                           f"{now.get('reason') or now['state']}")
-        fields = ("ticket", "secret", "expires") + (("owner", "address", "epoch", "alive") if "address" in now else ())
+        of_owner = ("owner", "address", "epoch", "alive", "public")
+        fields = ("ticket", "secret", "expires") + (of_owner if "address" in now else ())
         return {**self.reply, **{name: now[name] for name in fields if name in now}}
 
     def give_up(self, exit_code: int | None, why: str = "") -> None:

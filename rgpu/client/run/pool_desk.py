@@ -19,6 +19,7 @@ import structlog
 from rgpu.client.run.known_nodes import KnownNodes
 from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
 from rgpu.link.control import ControlClient
+from rgpu.link.data import proofs
 from rgpu.link.data.tickets import LIFETIME
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import AuthenticationFailed, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
@@ -37,6 +38,16 @@ class Grant:
     ticket: bytes
     secret: bytes = field(repr=False)
     expires: float = 0.0  #: unix seconds
+    keys: KeyPair | None = None  #: the agent's, whose own tickets are taken by all but nodes of the previous version
+
+    def at(self, owner: Owner, session: str) -> tuple[bytes, bytes]:
+        """Ticket and secret for one connection to ``owner``. Raises :class:`AuthenticationFailed` for a key of its that
+        is none.
+        """
+        if self.keys is None or not owner.public:
+            return self.ticket, self.secret
+        made = proofs.prove(self.keys, owner.public, session)
+        return made.ticket, made.secret
 
 
 class Desk:
@@ -117,10 +128,14 @@ class Desk:
     def renew(self, session: str) -> Grant | None:
         """A new ticket; None when it cannot be had now."""
         try:
-            return grant(self.call("session.renew_ticket", {"session": session}, FIND_TIMEOUT))
+            return self.grant(self.call("session.renew_ticket", {"session": session}, FIND_TIMEOUT))
         except (RgpuError, KeyError, TypeError) as error:
             log.warning("the ticket was not renewed", session=session, reason=str(error))
             return None
+
+    def grant(self, reply: dict[str, Any]) -> Grant:
+        """Read what lets the agent attach out of a node's reply."""
+        return grant(reply, self._keys)
 
     def quietly(self, verb: str, args: dict[str, Any], timeout: float = 10.0) -> bool:
         """A call whose failure is only logged."""
@@ -156,11 +171,13 @@ def owner_event(reply: Any) -> Event:
 def owner(reply: dict[str, Any]) -> Owner:
     """Read a session's owner out of a node's reply."""
     host, port = reply["address"]
-    return Owner(str(reply["owner"]), (str(host), int(port)), int(reply["epoch"]), bool(reply.get("alive", True)))
+    return Owner(str(reply["owner"]), (str(host), int(port)), int(reply["epoch"]), bool(reply.get("alive", True)),
+                 str(reply.get("public") or ""))
 
 
-def grant(reply: dict[str, Any]) -> Grant:
-    """Read what lets the agent attach out of a node's reply."""
+def grant(reply: dict[str, Any], keys: KeyPair | None = None) -> Grant:
+    """Read what lets the agent with ``keys`` attach out of a node's reply."""
     # By this clock: one that is an hour behind the pool's would take the ticket for good an hour too long.
     latest = time.time() + LIFETIME
-    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), min(float(reply.get("expires") or latest), latest))
+    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), min(float(reply.get("expires") or latest), latest),
+                 keys)

@@ -50,8 +50,9 @@ class Attempt:
             host.told(answer)
 
         try:
-            connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
-                                           self.owner.epoch, published, identity.client, printed=printed,
+            ticket, secret = grant.at(self.owner, identity.session)
+            connection, _, wanted = attach(self.owner.address, ticket, secret, identity.session, self.owner.epoch,
+                                           published, identity.client, printed=printed,
                                            connected=self._connected, told=told,
                                            extra={**host.attach_fields, "usual": self._usual,
                                                   "variables": self._variables})

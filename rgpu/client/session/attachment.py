@@ -43,12 +43,16 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Owner of the session, as the pool says. ``address``: (host, port) of the data port."""
+    """Owner of the session, as the pool says. ``address``: (host, port) of the data port.
+
+    ``public``: the node's key, for tickets of the agent's own; empty for a node of the previous version.
+    """
 
     host: str
     address: tuple[str, int]
     epoch: int
     alive: bool = True
+    public: str = ""
 
 
 # -- events: each carries ``now``, monotonic seconds --------------------------------

@@ -47,7 +47,9 @@ from rgpu.session.errors import Corrupt, LinkError, RgpuError
 log = structlog.get_logger(__name__)
 
 PROGRAM_ENDED = "the program ended"
-SLEEP = 0.05  #: longest sleep, seconds: a lost wake-up costs no more
+SLEEP = 0.05  #: longest sleep, seconds, while something is under way or was a moment ago: a lost wake-up costs no more
+REST = 1.0  #: and behind that, where only upkeep is due
+RESTLESS = 0.5  #: seconds after the last call or answer in which there is no such rest
 FULL_SLEEP = 0.0001  #: seconds between two looks at an answer ring that is full
 SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the owner is
 SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
@@ -90,6 +92,7 @@ class Shipper:
         if self.effects is not None:
             self.deliveries.given = lambda seq: self.effect(Kind.ACCEPTED, seq)
         self.awaited = 0
+        self.usage: Usage | None = None  #: what the shim counts, once it gave that page
         self.over = ""  #: why the loop ends
         self._lost = False
         self._end, self._counts = end, counts
@@ -105,6 +108,7 @@ class Shipper:
         self._asking = False
         self._next_ask = self._next_upkeep = self._next_look = 0.0
         self._active = 0.0  #: when calls or answers last came
+        self._worked = 0.0  #: likewise, without the worker's signs of life
         self.modules = ModuleShip(journal)
         self.shipping = Shipping(journal, self.returns, self.bulk, self.modules, self._open_lanes, self.down)
         self.upkeep = Upkeep(self)
@@ -155,7 +159,7 @@ class Shipper:
                 self.incoming.take(link)
         now = time.monotonic()
         if busy:
-            self._active = now
+            self._active = self._worked = now
         if now >= self._next_look or self.peer.wants_write or self.incoming.blocked or \
                 link is not None and link.wants_write:
             self._next_look = now + LOOK_INTERVAL
@@ -204,9 +208,20 @@ class Shipper:
         # The shim reads `sleeping` after it published; we look after we said that we sleep.
         with self._loop.fence:
             more = not self.journal.stalled and has_more()
-        ready = poll(0 if more else SLEEP)
+        seconds = 0 if more else self._longest(now)
+        self.shipping.rests(seconds)
+        ready = poll(seconds)
         self.page.set_sleeping(False)
         return ready
+
+    def _longest(self, now: float) -> float:
+        """Seconds to sleep at most: an idle session's agent costs next to nothing."""
+        link = self.link
+        if link is None or self._attempt is not None or now - self._worked < RESTLESS or self.journal.stalled or \
+                self.deliveries.pending or self._leaving or self.returns.areas.pending or self.returns.full or \
+                link.lanes.awaited or self.peer.wants_write or link.wants_write or self.shipping.unanswered:
+            return SLEEP
+        return max(SLEEP, min(REST, self._next_upkeep - now))
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have ``function`` called by the loop; from any thread."""
@@ -242,10 +257,11 @@ class Shipper:
             elif isinstance(message, local.Goodbye):
                 self.over = PROGRAM_ENDED
             elif isinstance(message, local.UsagePage):
-                self._counts(Usage(message.fd))
+                self.usage = Usage(message.fd)
+                self._counts(self.usage)
             elif isinstance(message, local.Unsupported):
                 self._unsupported(message.name)
-            elif isinstance(message, local.Observe):
+            elif isinstance(message, local.Observe | local.Gather):
                 raise Corrupt("an OBSERVE on a session's connection", reason="protocol")
             else:
                 message.close()

@@ -41,6 +41,7 @@ class Shipping:
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
         self.usual = 0  #: calls that the program mostly is ahead of its work, as its workers saw
         self.last_round = time.monotonic()
+        self._rest = 0.0  #: seconds that the loop meant to sleep since then
         self._pinged = (0, 0.0)  #: the newest call of the last PING, and when it was sent
         self._pinged_bytes = 0  #: shipped since
         self._blocked_since = 0.0  #: the link takes nothing since then; 0: it does
@@ -49,10 +50,17 @@ class Shipping:
         self._stood = False  #: calls have piled up here, and the worker does not know
 
     def round_begins(self, now: float) -> None:
-        """The loop looks around; if it has not for long, this process stood still."""
-        if now - self.last_round > STOOD:
+        """The loop looks around; if it has not for long, and did not mean to rest, this process stood still."""
+        if now - self.last_round > STOOD + self._rest:
             self._stood = True
-        self.last_round = now
+        self.last_round, self._rest = now, 0.0
+
+    def rests(self, seconds: float) -> None:
+        """The loop may sleep for so long before the next round.
+
+        What stands still meanwhile is noticed by calls that come late: their time is the program's.
+        """
+        self._rest = seconds
 
     def published(self, before: int) -> None:
         """The calls after ``before`` are new in the journal."""

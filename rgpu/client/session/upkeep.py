@@ -13,6 +13,7 @@ from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
 from rgpu.client.run.pool_desk import Grant
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
+from rgpu.client.shim_link.observe import Usage
 from rgpu.link.messages.data import STATS
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
 from rgpu.session.errors import LinkError, RgpuError
@@ -32,6 +33,7 @@ class Session(Parts, Protocol):
     grant: Grant
     peer: LocalPeer
     awaited: int
+    usage: Usage | None
     unsupported: dict[str, None]
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
@@ -169,6 +171,7 @@ class Upkeep:
         shipper, journal = self._shipper, self._shipper.journal
         if shipper.link is not None:
             self._same_host = shipper.link.host.state
+        faults, waiting = shipper.usage.managed() if shipper.usage is not None else (0, 0)
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "asked_pid": shipper.identity.asked_pid,
                 "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
@@ -178,6 +181,7 @@ class Upkeep:
                 "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
                 "shared_bytes_to_device": shipper.bulk.named_bytes,
                 "shared_bytes_from_device": shipper.returns.areas.bytes,
+                "managed_faults": faults, "managed_waiting": waiting,
                 "same_host": self._same_host}
 
     def tell_anew(self) -> None:

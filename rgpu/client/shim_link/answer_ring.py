@@ -94,6 +94,7 @@ class AnswerRing:
         self._words = memoryview(self._shim).cast("Q")
         self._attending = memoryview(self._shim).cast("I")
         self._written = self._read = 0
+        self._silent = False  #: something is published that the shim's reader was not woken for
         self._at = 0  #: where the message under way begins
         self._stamps = 0  #: that were looked at
         self._fence = threading.Lock()
@@ -125,10 +126,11 @@ class AnswerRing:
                           f"{self._written}", reason="answer ring")
         self._read = read
 
-    def publish(self, kind: int, length: int, first: bool = True) -> None:
+    def publish(self, kind: int, length: int, first: bool = True, wake: bool = True) -> None:
         """Make what stands in the room asked for last known to the shim: a message of ``length`` bytes with its type.
 
-        ``first``: it begins an answer; what was unfinished before it is void.
+        ``first``: it begins an answer; what was unfinished before it is void. ``wake``: False where :meth:`wake`
+        follows, or another message.
         """
         at, block = self._at, _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
         begin = self._written % self._capacity
@@ -138,6 +140,15 @@ class AnswerRing:
         RING_HEADER_LAYOUT.pack_into(self._data, at, length - 1, kind, int(first), 0)
         self._written += block
         self._page.words[_WRITTEN] = self._written
+        self._silent = True
+        if wake:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the shim's reader, if it sleeps and was not told of the newest message yet."""
+        if not self._silent:
+            return
+        self._silent = False
         # The shim says that it leaves, then looks at `written`; we wrote `written`, and now look whether
         # it has left. Taking a lock keeps the processor from swapping our two accesses.
         with self._fence:
@@ -182,13 +193,13 @@ class AnswerRing:
             self._look()
         return self._read >= position
 
-    def put(self, kind: int, body: bytes) -> bool:
-        """Publish a message made here; False when there is no room."""
+    def put(self, kind: int, body: bytes, wake: bool = True) -> bool:
+        """Publish a message made here; False when there is no room. ``wake``: as :meth:`publish` takes it."""
         room = self.room(len(body) + 1)
         if room is None:
             return False
         room[1:] = body
-        self.publish(kind, len(body) + 1)
+        self.publish(kind, len(body) + 1, wake=wake)
         return True
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from rgpu.link.messages.shim import (
     ANSWER,
     ANSWER_HEAD_LAYOUT,
     AREA_MAPPED,
+    GATHER,
+    GATHER_HEAD_LAYOUT,
+    GATHERED,
     GOODBYE,
     HELLO,
     HELLO_HEAD_LAYOUT,
@@ -42,6 +46,7 @@ from rgpu.link.messages.shim import (
 )
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
+NAME_LIMIT = 4096  #: bytes of what the ranks of a communicator share
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -95,6 +100,16 @@ class Observe:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """A rank of a communicator has come, and asks who else has. ``name``: the same for all its ranks."""
+
+    ranks: int
+    rank: int
+    payload: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class UsagePage:
     """The shim's page of bytes used; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
 
@@ -115,7 +130,7 @@ class AreaMapped:
     number: int
 
 
-Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported | AreaMapped
+Message = Hello | NewSegment | Goodbye | Observe | Gather | UsagePage | Unsupported | AreaMapped
 
 
 class LocalPeer:
@@ -211,6 +226,10 @@ class LocalPeer:
         if kind == OBSERVE and len(body) == 4:
             _check_protocol(int.from_bytes(body, "little"))
             return Observe()
+        if kind == GATHER and GATHER_HEAD_LAYOUT.size < len(body) <= GATHER_HEAD_LAYOUT.size + NAME_LIMIT:
+            protocol, ranks, rank, payload = GATHER_HEAD_LAYOUT.unpack_from(body)
+            _check_protocol(protocol)
+            return Gather(ranks, rank, payload, body[GATHER_HEAD_LAYOUT.size:])
         if kind == USAGE and not body:
             return UsagePage(self._fds.popleft())
         if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
@@ -269,6 +288,11 @@ class LocalPeer:
     def observed(self, observation: bytes) -> None:
         """Answer a process that only looks."""
         self.send(OBSERVED, observation)
+
+    def gathered(self, ranks: Sequence[tuple[int, str]]) -> None:
+        """Answer a rank: of each of its communicator, (payload, session); no session: it has not come."""
+        self.send(GATHERED, b"".join(struct.pack("<QH", payload, len(name.encode())) + name.encode()
+                                     for payload, name in ranks))
 
     def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
         """Send the answer of call ``seq``: CUresult, flags, reply arguments, payload."""

@@ -22,8 +22,8 @@ import structlog
 
 from rgpu.client.run.pool_desk import Desk
 from rgpu.link import versions
-from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_OFFSET, USAGE_PAGE_SIZE
-from rgpu.session.errors import Corrupt, RgpuError
+from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_MANAGED_OFFSET, USAGE_OFFSET, USAGE_PAGE_SIZE
+from rgpu.session.errors import Corrupt, NotFound, RgpuError
 from rgpu.session.facts import MAX_DEVICES, SessionFacts
 from rgpu.session.observed import Observation, Process
 
@@ -38,7 +38,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Usage:
-    """The shim's page: bytes of each device that the program holds, as the shim counts them."""
+    """The shim's page: what it counts. Bytes of each device that the program holds, touches of managed memory."""
 
     def __init__(self, fd: int) -> None:
         """Checks, then maps; takes ``fd`` over. Raises :class:`Corrupt`."""
@@ -59,6 +59,11 @@ class Usage:
     def used(self, devices: int) -> tuple[int, ...]:
         """Bytes, for each device of the session."""
         return struct.unpack_from(f"<{min(devices, MAX_DEVICES)}Q", self._map, USAGE_OFFSET)
+
+    def managed(self) -> tuple[int, int]:
+        """Touches of managed memory by the CPU that needed the device; of them, those that wait now."""
+        faults, waiting = struct.unpack_from("<2Q", self._map, USAGE_MANAGED_OFFSET)
+        return faults, waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,14 @@ class Observer:
         used = tuple(min(bytes_used, mine.facts.quota or bytes_used) for bytes_used in used)
         processes = tuple(Process(mine.pid, device, bytes_used) for device, bytes_used in enumerate(used))
         return Observation(mine.facts, True, mine.release, used, processes)
+
+    def session_of(self, pid: int) -> str:
+        """Return the name of the session that the process ``pid`` has. Raises :class:`NotFound`."""
+        with self._lock:
+            for name, seen in self._sessions.items():
+                if seen.pid == pid:
+                    return name
+        raise NotFound(f"process {pid} has no session: it has to call cuInit first")
 
     def _session_for(self, pid: int) -> _Seen | None:
         seen = list(self._sessions.values())

@@ -164,7 +164,13 @@ class Returns:
         if self._ring is None:
             self._peer.send(WATERMARK, message)
         else:
-            self._ring.put(WATERMARK, message)  # it fits: it is no longer than what came
+            # It fits: it is no longer than what came. An answer mostly follows, and both wake the reader once.
+            self._ring.put(WATERMARK, message, wake=False)
+
+    def wake(self) -> None:
+        """Have the program's side see watermarks that no answer followed."""
+        if self._ring is not None:
+            self._ring.wake()
 
     def _forget_idle(self) -> None:
         """A stream known only up to what is all done says nothing that ``done`` does not: programs make many."""

@@ -192,6 +192,11 @@ class _Relayed(Visitor):
         self._stuck = (self._stuck or now) if waits else 0.0
         return f"it takes no answers for {STUCK_SECONDS:g} s" if waits and now - self._stuck > STUCK_SECONDS else ""
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is there for its peer that it has not taken yet."""
+        return bool(self._stuck) or (self._out is not None and bool(self._out.pending))
+
     def end(self, why: str) -> None:
         if self.stage is not Stage.PROVEN and self.stage is not Stage.SILENT:
             self._front.refused(self.peer, why)

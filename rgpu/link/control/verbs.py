@@ -62,12 +62,14 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
-         "reason}], default_gpus: as set or empty, rebalance: as set or null, rebalancing: the plan under way, "
+         "reason}], default_gpus: as set or empty, max_kernel_seconds: 0: no limit, "
+         "rebalance: as set or null, rebalancing: the plan under way, "
          "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
          on=On.LIST, web=True),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
          changes=True),
-    Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty} → {default_gpus}: a "
+    Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty; or name: "
+         "max-kernel-seconds, value: seconds, or empty} → {default_gpus} or {max_kernel_seconds}: a "
          "setting of the pool.", changes=True),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
@@ -112,7 +114,8 @@ TABLE: tuple[Verb, ...] = (
          "{number, mark} → {secret}: a secret of the pool, for a node that lacks it.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
-         "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "
+         "priority, anti_affinity, queue}, versions, wait, known, proves_key: it makes its own tickets} → {session, "
+         "owner, address, public: the owner's key, if it takes those, ticket, secret, expires, "
          "epoch, facts, driver_release, versions, endpoints, given: {host, device, kind, gpus, "
          "compute, memory_bytes, device_bytes}}; with `queue`, where there is no place, within `wait` s, "
          "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again.",
@@ -121,14 +124,20 @@ TABLE: tuple[Verb, ...] = (
          "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
          "would get now; promises nothing."),
     Verb("session.owner", EVERYBODY, ANY, True,
-         "{session, epoch: the highest that the agent has seen} → {session, owner, address, epoch, state, alive, "
-         "endpoints}", on=On.SESSION),
+         "{session, epoch: the highest that the agent has seen} → {session, owner, address, public, epoch, state, "
+         "alive, endpoints}", on=On.SESSION),
     Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}", on=On.SESSION),
     Verb("session.unreachable", USER, LEADER, True,
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7).", on=On.SESSION),
+    Verb("session.gather", USER, LEADER, True,
+         "{session, name: hash of what the ranks share, ranks, rank, payload} → {came: [[rank, session, payload]]}: a "
+         "rank of a communicator has come, and hears who else has.", on=On.SESSION),
     Verb("session.list", USER, ANY, True,
          "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
          "operator.", on=On.LIST, web=True),
+    Verb("session.page", USER, ANY, True,
+         "{all, all_users, state, host, user, q, page} → {rows, page, pages, total, states}: of both the page of that "
+         "number, in the order of names; `q`: in name, command or labels.", on=On.LIST, web=True),
     Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports", on=On.SESSION,
          web=True),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}", on=On.SESSION),

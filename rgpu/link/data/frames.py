@@ -32,12 +32,13 @@ from rgpu.link.messages.data import (
     PURPOSE_CALLS,
     PURPOSE_LANE,
     PURPOSE_PAGES,
+    PURPOSE_RANKS,
     SALT,
     TO_NODE,
 )
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
 
-PURPOSES = {PURPOSE_CALLS: "calls", PURPOSE_PAGES: "pages", PURPOSE_LANE: "lane"}
+PURPOSES = {PURPOSE_CALLS: "calls", PURPOSE_PAGES: "pages", PURPOSE_LANE: "lane", PURPOSE_RANKS: "ranks"}
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes

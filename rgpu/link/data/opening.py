@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+from rgpu.link.data import proofs
 from rgpu.link.data.agreement import AGREES, Share, keys_of_node, salt_for_older
 from rgpu.link.data.frames import (
     ERROR_LIMIT,
@@ -18,8 +19,9 @@ from rgpu.link.data.frames import (
     read_exact,
     send_exact,
 )
+from rgpu.link.data.tickets import BY_AGENT, Ticket, verify, version_of
 from rgpu.link.data.tickets import LIMIT as TICKET_LIMIT
-from rgpu.link.data.tickets import Ticket, verify
+from rgpu.link.keys import KeyPair
 from rgpu.link.messages.data import (
     CLIENT_HEAD_LAYOUT,
     FROM_NODE,
@@ -45,10 +47,13 @@ class Opening:
     gets no answer.
     """
 
-    def __init__(self, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int]) -> None:
+    def __init__(self, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int],
+                 node: KeyPair | None = None) -> None:
         """``pool_secrets``: those that tickets may be made with. ``lookup(ticket)`` gives the epoch at which the
-        session is held, or raises what the peer shall be told."""
-        self._secrets, self._lookup = pool_secrets, lookup
+        session is held, or raises what the peer shall be told. ``node``: whose key agents' own tickets are for, and
+        who makes those for pages itself; None: the pool's secrets make all.
+        """
+        self._secrets, self._lookup, self._node = pool_secrets, lookup, node
         self.needed = CLIENT_HEAD_LAYOUT.size
         self.answer = b""
         self.error: RgpuError | None = None
@@ -76,7 +81,7 @@ class Opening:
 
     def _open(self, data: bytes, version: int, number: int, length: int) -> None:
         purpose = PURPOSES[number]
-        ticket = verify(self._secrets, data[:length], TICKETS.get(purpose, purpose))
+        ticket = self._ticket(data[:length], TICKETS.get(purpose, purpose))
         epoch = self._lookup(ticket)
         share = Share() if version >= AGREES else None
         salt = share.data if share is not None else salt_for_older()
@@ -84,6 +89,15 @@ class Opening:
         self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, self._says(version), 0) + salt + struct.pack("<Q", epoch)
         self.handover = Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, purpose,
                                  ticket.agent, ticket.id)
+
+    def _ticket(self, data: bytes, purpose: str) -> Ticket:
+        if self._node is None:
+            return verify(self._secrets, data, purpose)
+        if purpose == "pages":
+            return verify([proofs.own_secret(self._node)], data, purpose)
+        if version_of(data) == BY_AGENT:
+            return proofs.check(self._node, data, purpose)
+        return verify(self._secrets, data, purpose)
 
     @staticmethod
     def _says(version: int) -> int:

@@ -11,6 +11,9 @@ anybody; while the pool's secret is rotated, those made with the old one and
 those made with the new one are good (:mod:`rgpu.link.secrets`). A ticket names
 no epoch and no owner: it stays good when the session moves. The secret travels
 only over the control link, never with the ticket.
+
+Those are for ends of the previous version, and for moves, whose destination makes and checks them with a secret of its
+own. An agent makes its own (v 2): :mod:`rgpu.link.data.proofs`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from rgpu.session.errors import AuthenticationFailed
 
 MAC_BYTES = 32
 LIMIT = 1024  #: longest ticket, bytes
-PURPOSES = ("calls", "pages")
+PURPOSES = ("calls", "pages", "ranks")
 LIFETIME = 3600.0  #: seconds; agents renew at half of it
+BY_NODE, BY_AGENT = 1, 2  #: versions: made by a node with a secret; by the agent that it names, with its own key
 LEEWAY = 30.0  #: seconds that clocks of two hosts may differ
 
 
@@ -44,7 +48,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a verified ticket says. ``agent``: public key (Z85) of the end it was given to."""
+    """What a verified ticket says. ``agent``: public key (Z85) of the end it was given to; ``proven``: that made it."""
 
     session: str
     agent: str
@@ -52,6 +56,7 @@ class Ticket:
     expires: float  #: unix seconds
     id: str
     secret: bytes = field(repr=False, default=b"")
+    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +69,19 @@ class Granted:
 
 
 def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetime: float = LIFETIME,
-          now: float | None = None) -> Granted:
-    """A ticket for one session and purpose (``calls`` or ``pages``), and its secret."""
+          now: float | None = None, version: int = BY_NODE) -> Granted:
+    """A ticket for one session and purpose (of :data:`PURPOSES`), and its secret."""
     if purpose not in PURPOSES:
         raise ValueError(f"purpose {purpose!r}")
     expires = (time.time() if now is None else now) + lifetime
-    body = msgspec.msgpack.encode(_Body(1, session, agent, purpose, expires, secrets.token_hex(8)))
+    body = msgspec.msgpack.encode(_Body(version, session, agent, purpose, expires, secrets.token_hex(8)))
     if len(body) + MAC_BYTES > LIMIT:
         raise ValueError("the session's name is too long for a ticket")
     return Granted(body + _mac(pool_secret, b"ticket", body), _mac(pool_secret, b"secret", body), expires)
 
 
-def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: float | None = None) -> Ticket:
+def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: float | None = None,
+           version: int = BY_NODE) -> Ticket:
     """The ticket with its secret, if one of ``pool_secrets`` made it, it is not expired, and for ``purpose``.
 
     Raises :class:`AuthenticationFailed`. The MAC is checked, in constant time,
@@ -88,18 +94,37 @@ def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: flo
     if not maker:
         raise AuthenticationFailed("the ticket was not made by this pool, or with a secret that counts no more: renew "
                                    "it", reason="mac")
-    try:
-        found = msgspec.msgpack.decode(body, type=_Body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise AuthenticationFailed(f"the ticket cannot be read: {error}", reason="format") from None
-    if found.v != 1:
-        raise AuthenticationFailed(f"ticket version {found.v}; this side knows version 1", reason="version")
+    found = _read(body)
+    if found.v != version:
+        raise AuthenticationFailed(f"ticket version {found.v}, not {version}", reason="version")
     if found.purpose != purpose:
         raise AuthenticationFailed(f"the ticket is for {found.purpose}, not for {purpose}", reason="purpose")
     if not found.expires + LEEWAY > (time.time() if now is None else now):
         raise AuthenticationFailed("the ticket has expired: renew it", reason="expired")
     return Ticket(found.session, found.agent, found.purpose, found.expires, found.id,
-                  _mac(maker[0], b"secret", body))
+                  _mac(maker[0], b"secret", body), version == BY_AGENT)
+
+
+def version_of(data: bytes) -> int:
+    """What a ticket says of its version before anything was checked; 0: it says none."""
+    try:
+        return _read(bytes(data[:-MAC_BYTES])).v
+    except AuthenticationFailed:
+        return 0
+
+
+def claimed_agent(data: bytes) -> str:
+    """The agent that a ticket names before anything was checked. Raises :class:`AuthenticationFailed`."""
+    if not MAC_BYTES < len(data) <= LIMIT:
+        raise AuthenticationFailed("the ticket has an impossible length", reason="length")
+    return _read(bytes(data[:-MAC_BYTES])).agent
+
+
+def _read(body: bytes) -> _Body:
+    try:
+        return msgspec.msgpack.decode(body, type=_Body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise AuthenticationFailed(f"the ticket cannot be read: {error}", reason="format") from None
 
 
 def _mac(pool_secret: bytes, label: bytes, body: bytes) -> bytes:

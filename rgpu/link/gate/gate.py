@@ -52,6 +52,11 @@ class Visitor:
         """Why a proven connection has to end at monotonic ``now``; empty while it may stay."""
         return ""
 
+    @property
+    def waits(self) -> bool:
+        """Whether :meth:`expired` has to be asked again soon, although nothing came."""
+        return False
+
     def end(self, why: str) -> None:
         """Close what the connection holds."""
         self.sock.close()
@@ -74,6 +79,7 @@ class Gate:
         self.turned_away = 0  #: connections that ended before they were proven
         self._visitors: set[Visitor] = set()
         self._unproven: set[Visitor] = set()
+        self._waiting: set[Visitor] = set()  #: proven ones whose peers keep them waiting
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -153,7 +159,7 @@ class Gate:
         while not self._closing:
             try:
                 self._turn()
-                if time.monotonic() - swept > SWEEP_SECONDS:
+                if (self._unproven or self._waiting) and time.monotonic() - swept > SWEEP_SECONDS:
                     swept = time.monotonic()
                     self._sweep(swept)
             except Exception:  # noqa: BLE001 - whatever a peer brings about, the port goes on
@@ -162,13 +168,21 @@ class Gate:
         self._close_all()
 
     def _turn(self) -> None:
-        for key, events in self._selector.select(SWEEP_SECONDS if not self._accept_again else BACK_OFF):
+        for key, events in self._selector.select(self._patience()):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data is not None and not key.data.over:
                 self._hear(key.data, key.fileobj, events)
         if self._accept_again and time.monotonic() > self._accept_again:
             self._listen_again()
+
+    def _patience(self) -> float | None:
+        """Seconds until something has to be done that no socket tells; None: nothing has."""
+        if self._accept_again:
+            return BACK_OFF
+        if self._unproven or self._waiting:
+            return SWEEP_SECONDS
+        return None
 
     def _accept(self) -> None:
         for _ in range(BATCH):
@@ -230,6 +244,8 @@ class Gate:
     def _hear(self, visitor: Visitor, sock: Any, events: int) -> None:
         try:
             if visitor.ready(sock, events):
+                if visitor.waits:
+                    self._waiting.add(visitor)
                 return
             why = "over"
         except BlockingIOError:
@@ -242,10 +258,12 @@ class Gate:
         for visitor in list(self._unproven):
             if now - visitor.since > self.budget.seconds:
                 self._end(visitor, f"it did not prove who it is within {self.budget.seconds:g} s")
-        for visitor in list(self._visitors):
+        for visitor in list(self._waiting):
             if visitor.stage is Stage.PROVEN and (why := visitor.expired(now)):
                 log.info("a connection is ended", port=self.name, peer=visitor.peer, reason=why)
                 self._end(visitor, why)
+            elif not visitor.waits:
+                self._waiting.discard(visitor)
 
     def _end(self, visitor: Visitor, why: str) -> None:
         if visitor not in self._visitors:
@@ -259,6 +277,7 @@ class Gate:
     def _forget(self, visitor: Visitor) -> None:
         self._visitors.discard(visitor)
         self._unproven.discard(visitor)
+        self._waiting.discard(visitor)
         self.watch(visitor, visitor.sock, 0)
 
     def _close_all(self) -> None:

@@ -72,6 +72,8 @@ PURPOSE_CALLS = 1
 PURPOSE_PAGES = 2
 #: of a connection: long messages beside another one
 PURPOSE_LANE = 3
+#: of a connection: collectives between sessions (docs/protocols/ranks.md)
+PURPOSE_RANKS = 4
 #: status of the node
 PREAMBLE_REFUSED = 1
 #: direction of frames, in keys and associated data

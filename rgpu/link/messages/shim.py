@@ -25,6 +25,8 @@ USAGE = 5
 UNSUPPORTED = 6
 #: The shim has mapped the area that it was given.
 AREA_MAPPED = 7
+#: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
+GATHER = 8
 
 # agent → shim
 #: Accepts a program: the session's facts.
@@ -45,6 +47,8 @@ OBSERVED = 38
 TEXT = 39
 #: A piece of an answer whose last bytes stand in the area; in the ring only.
 ANSWER_AT = 40
+#: Answers GATHER: for each rank, who came with it; REFUSED says why not.
+GATHERED = 42
 #: Gives the worker's memory for long answers.
 AREA = 41
 
@@ -118,11 +122,15 @@ USAGE_MAGIC = b"RGPUUSE1"
 USAGE_PAGE_SIZE = 4096
 #: of a u64 for each device: bytes that the program holds
 USAGE_OFFSET = 64
+#: of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
+USAGE_MANAGED_OFFSET = 1024
 
 #: Begins each message of the socket. 8 bytes: length, type.
 MESSAGE_HEAD_LAYOUT = struct.Struct("<II")
 #: Begins HELLO. 24 bytes: protocol, pid, ppid, wants, starttime.
 HELLO_HEAD_LAYOUT = struct.Struct("<IIIIQ")
+#: Begins GATHER. 20 bytes: protocol, ranks, rank, payload.
+GATHER_HEAD_LAYOUT = struct.Struct("<IIIQ")
 #: Body of SEGMENT. 16 bytes: index, kind, size.
 SEGMENT_OFFER_LAYOUT = struct.Struct("<IIQ")
 #: Begins an answer. 20 bytes: seq, result, flags, reply.

@@ -36,6 +36,8 @@ SHIM = Protocol(
                 TO, "Names a driver function that the program called and the shim refuses; once each.",
                 "bytes(*) function: 1 to 100 of A-Z a-z 0-9 _"),
         message(7, "AREA_MAPPED", TO, "The shim has mapped the area that it was given.", "u32 number"),
+        message(8, "GATHER", TO, "First and only message of its connection: a rank of a communicator comes, or comes "
+                "again to hear who else did.", "*GatherHead", "bytes(*) name: 1 to 4096 bytes, the same for all ranks"),
         message(32, "WELCOME", BACK, "Accepts a program: the session's facts.", "*FactsHead",
                 "text name: the session's",
                 "Device(devices) device", descriptors="agent page"),
@@ -54,6 +56,8 @@ SHIM = Protocol(
                 "u64 position: of the first byte among all that was printed", "bytes(*) text"),
         message(40, "ANSWER_AT", BACK, "A piece of an answer whose last bytes stand in the area; in the ring only.",
                 "*PieceAt", "bytes(*) before: bytes of the answer ahead of those in the area"),
+        message(42, "GATHERED", BACK, "Answers GATHER: for each rank, who came with it; REFUSED says why not.",
+                "bytes(*) ranks: of each u64 payload, u16 length and the session's name; length 0: not yet"),
         message(41, "AREA", BACK, "Gives the worker's memory for long answers.", "*AreaOffer", descriptors="memfd"),
     ),
     records=(
@@ -62,6 +66,8 @@ SHIM = Protocol(
         record("HelloHead", "Begins HELLO.", "u32 protocol: VERSION", "u32 pid", "u32 ppid",
                "u32 wants: sum of WANTS_RING, WANTS_TEXT, WANTS_AREA", "u64 starttime: of the process, clock ticks",
                cpp=True),
+        record("GatherHead", "Begins GATHER.", "u32 protocol: VERSION", "u32 ranks", "u32 rank",
+               "u64 payload: shown to the other ranks", cpp=True),
         record("SegmentOffer", "Body of SEGMENT.", "u32 index: never used twice",
                "u32 kind: SEGMENT_LOG or SEGMENT_BULK",
                "u64 size: bytes", cpp=True),
@@ -135,4 +141,6 @@ SHIM = Protocol(
         Constant("USAGE_MAGIC", b"RGPUUSE1", "begins the usage page"),
         Constant("USAGE_PAGE_SIZE", 4096, "bytes of the usage page", "size_t"),
         Constant("USAGE_OFFSET", 64, "of a u64 for each device: bytes that the program holds", "size_t"),
+        Constant("USAGE_MANAGED_OFFSET", 1024, "of two u64: touches of managed memory by the CPU that needed the "
+                 "device; of them, those that wait now", "size_t"),
     ))

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rgpu.link.keys import check_name
-from rgpu.link.local.processes import alive, boot_id, process_start
+from rgpu.link.local.processes import alive, boot_id, process_start, signal_program
 from rgpu.link.private_files import open_own, private_directory, write_file
 from rgpu.link.runs import record as records
 from rgpu.link.runs.output import OutputReader
 from rgpu.link.runs.record import LONGEST, Facts, Process, RunRecord, Standing, standing
-from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, RgpuError, TimedOut, UnknownOutcome
+from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, Refused, RgpuError, TimedOut, UnknownOutcome
 
 RECORD, LOG = "run.json", "supervisor.log"
 LOOK_SECONDS = 0.1
@@ -128,10 +128,14 @@ class Runs:
 
 
 class KnownRun:
-    """A run on record, for processes that look at it."""
+    """A run on record, for processes that look at it.
 
-    def __init__(self, root: Path, name: str) -> None:
+    ``program``: the process that the run is of, where it is known; another run that has the name by now is not found.
+    """
+
+    def __init__(self, root: Path, name: str, program: Process | None = None) -> None:
         self.name, self.folder = name, root / name
+        self.program = program
         self._lock = root / f"{name}.lock"
 
     def record(self) -> RunRecord:
@@ -145,6 +149,9 @@ class KnownRun:
             record = records.decode(file.read(LONGEST + 1) or b"", str(path))
         if record.name != self.name:
             raise Corrupt(f"{path} is the record of another run, {record.name!r}", path=str(path), reason="name")
+        if self.program not in (None, record.program):
+            raise NotFound(f"the run {self.name} of process {self.program.pid if self.program else 0} is not on record "
+                           "any more: another one has its name", run=self.name)
         return record
 
     def look(self) -> tuple[RunRecord, Standing]:
@@ -168,9 +175,30 @@ class KnownRun:
             os.close(fd)
         return False
 
-    def output(self) -> OutputReader:
-        """Return a reader of what is kept of the program's output."""
-        return OutputReader(self.folder)
+    def output(self, tail: int | None = None) -> OutputReader:
+        """Return a reader of what is kept of the program's output, or of its last ``tail`` lines."""
+        found = OutputReader(self.folder)
+        if tail is not None:
+            found.seek_last(tail)
+        return found
+
+    def signal(self, number: int) -> int:
+        """Send the program and its process group a signal; return its pid.
+
+        Raises :class:`NotFound` where it has ended, :class:`Refused` where it runs on another machine.
+        """
+        record, _ = self.look()
+        if record.host != this_host():
+            raise Refused(f"{self.name} runs on {record.host}: send the signal there", run=self.name)
+        program = record.program
+        try:
+            if record.ended or not alive(program.pid, program.started):
+                raise ProcessLookupError
+            signal_program(program.pid, number)
+        except ProcessLookupError:
+            raise NotFound(f"the program of {self.name} has ended: there is nothing to signal",
+                           run=self.name) from None
+        return program.pid
 
     def ended(self) -> Callable[[], bool]:
         """Return a question whether nothing more will come of the run; a death of its supervisor has to last."""

@@ -23,12 +23,14 @@ from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.recovering.resuming import Resuming, patience
+from rgpu.migrate.leader.rendezvous import Rendezvous
 from rgpu.migrate.leader.request_queue import RequestQueue
 from rgpu.migrate.leader.requests import Order, program_of
 from rgpu.migrate.leader.silence import AGENT_GRACE, Silence
 from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Clock, Observe, Term
 from rgpu.migrate.leader.term.locks import SessionLocks
+from rgpu.migrate.leader.term.pace import Pace
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.leader.watching import NodeWatch, Ticks
@@ -57,7 +59,8 @@ class Coordinator:
         self.commands = told = FencedCommands(commands, term, records)
         self.tasks = tasks = TermTasks(term)
         locks = SessionLocks()
-        self.queue = queue = RequestQueue(registry, term, records)
+        pace = Pace()
+        self.queue = queue = RequestQueue(registry, term, records, pace.now)
         self.moving = moves = Moves(term, records, told, locks, freed=queue.wake)
         self.recovery = recovery = Recovery(term, records, told)
         self.owner_loss = owner_loss = OwnerLoss(term, records, locks, moves, recovery)
@@ -72,22 +75,24 @@ class Coordinator:
         self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace, self.admission.kept)
         parking = Parking(term, records, told, locks, queue, checkpoints)
         self.rebalancing = Rebalancing(term, records, tasks, hosts, queue, moves, self.admission, parking,
-                                       by_default=not isinstance(registry, EmbeddedRegistry))
+                                       pace, by_default=not isinstance(registry, EmbeddedRegistry))
         self.resuming = Resuming(term, records, locks, tasks, moves, owner_loss, recovery, parking.forget,
                                  lambda: patience(node_ttl, registered_for()))
         self.revoking = Revoking(registry, term, records, told, tasks, queue, checkpoints, endings)
         self.rotating = Rotating(registry, term, records)
-        self.housekeeping = Housekeeping(registry, term, records, self.members)
+        self.rendezvous = Rendezvous(registry, term)
+        self.housekeeping = Housekeeping(registry, term, records, self.members, self.rendezvous)
         self.watch = NodeWatch(registry, records, tasks, hosts, moves, owner_loss, self.resuming, self._look_again)
         self.ticks = Ticks(records, (self.resuming.tick, self.draining.tick, self.revoking.tick,
                                      self.rotating.tick, self.housekeeping.tick))
+        term.listeners += [self.ticks.pace.soon, self.rebalancing.pace.soon]
         self._map_verbs()
 
     def _map_verbs(self) -> None:
         """Verbs that are one method of one part."""
         self.move_abort, self.move_status, self.moves = self.moving.abort, self.moving.status, self.moving.under_way
         self.worker_died, self.unreachable = self.owner_loss.worker_died, self.owner_loss.unreachable
-        self.agent_silent = self.silence.told
+        self.agent_silent, self.gather = self.silence.told, self.rendezvous.gather
         self.checkpoint, self.restore = self.checkpoints.write, self.restoring.restore
         self.end, self.cordon = self.endings.end, self.hosts.set_state
         self.resume_unfinished, self.prune = self.resuming.resume_unfinished, self.housekeeping.prune
@@ -130,4 +135,5 @@ class Coordinator:
     def _look_again(self) -> None:
         """Have everything that waits tried with the next tick, however often that was in vain."""
         self.resuming.retry_all()
+        self.ticks.pace.soon()
         self.queue.wake()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rgpu.migrate.leader.requests import Order
+from rgpu.migrate.records.schema import MOST_KERNEL_SECONDS
 from rgpu.migrate.scheduling.placement import WHOLE, Request, Snapshot, mebibytes, sized, suitable
 from rgpu.migrate.scheduling.snapshot import demand
 from rgpu.session.devices import MAX_GPUS
@@ -26,6 +27,15 @@ def check_default(text: str) -> str:
     if len(text) > 16:
         raise UsageError(f"default-gpus takes a number such as 1 or 0.25, not {text!r}")
     return text
+
+
+def check_seconds(text: str) -> int:
+    """What ``pool set max-kernel-seconds`` takes: whole seconds, empty for no limit. Raises :class:`UsageError`."""
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) <= MOST_KERNEL_SECONDS:
+        raise UsageError(f"max-kernel-seconds takes 1 to {MOST_KERNEL_SECONDS} whole seconds or off, not {text[:40]!r}")
+    return int(text)
 
 
 def with_default(order: Order, snapshot: Snapshot, default_gpus: str) -> Order:

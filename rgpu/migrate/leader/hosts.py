@@ -113,6 +113,11 @@ class Hosts:
         """
         return await self._set_pool("default_gpus", gpus or "the usual: one GPU", default_gpus=gpus)
 
+    async def set_max_kernel_seconds(self, seconds: int) -> PoolRecord:
+        """Set for how long a kernel may run, 0: as long as it will. Raises :class:`Fenced`, :class:`Conflict`."""
+        return await self._set_pool("max_kernel_seconds", f"{seconds} s" if seconds else "no limit",
+                                    max_kernel_seconds=seconds)
+
     async def _set_pool(self, decision: str, why: str, **changes: object) -> PoolRecord:
         registry, now = self._registry, self.term.clock.wall()
         for _ in range(TRIES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rgpu.migrate.leader.rendezvous import Rendezvous
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.members import Members
@@ -11,25 +12,30 @@ from rgpu.migrate.registry.base import Delete, Registry, created
 
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
-PRUNE_TICKS = 60
+PRUNE_SECONDS = 60.0
 
 
 class Housekeeping:
     """See the module docstring."""
 
-    def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members) -> None:
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members,
+                 rendezvous: Rendezvous) -> None:
         self._registry, self.term, self.records, self.members = registry, term, records, members
-        self._ticks = 0
+        self._rendezvous = rendezvous
+        self._pruned = term.clock.monotonic()
 
-    async def tick(self, sessions: list[Held]) -> None:
-        """:meth:`prune`, with each :data:`PRUNE_TICKS`-th call."""
-        self._ticks += 1
-        if self._ticks % PRUNE_TICKS == 0:
+    async def tick(self, sessions: list[Held]) -> bool:
+        """:meth:`prune`, every :data:`PRUNE_SECONDS`; nothing waits for it."""
+        now = self.term.clock.monotonic()
+        if now - self._pruned >= PRUNE_SECONDS:
+            self._pruned = now
             await self.prune()
+        return False
 
     async def prune(self) -> None:
         """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
         await self.members.prune()
+        await self._rendezvous.prune()
         registry, fence = self._registry, created(LEADER, self.term.leader.revision)
         stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
         ended = sorted((h for h in await self.records.sessions() if h.record.state == "ended"),

@@ -7,6 +7,7 @@ with it. When it asked last is in memory: after an election everybody has the gr
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -39,14 +40,15 @@ class Queued:
 class RequestQueue:
     """See the module docstring."""
 
-    def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords, wake: Callable[[], None]) -> None:
+        """``wake``: called when the queue is to be looked at."""
         self._registry, self.term, self.records = registry, term, records
         self.seen: dict[str, float] = {}  #: when a waiting client asked last (monotonic)
         self.lines: dict[str, Waiting] = {}  #: what those that wait were told last
         self.doing: dict[str, str] = {}  #: what is being done for one that waits
         self.any_parked = True  #: whether there may be parked sessions: to be looked for
         self._retry: dict[str, tuple[float, float, str]] = {}  #: name: (not before, waited so long, why)
-        self._wake = asyncio.Event()
+        self._wake = wake
         self._news = asyncio.Event()
 
     # -- the records --------------------------------------------------------------
@@ -74,7 +76,7 @@ class RequestQueue:
         record = QueueRecord(name=order.name, quota=order.quota or 0, wants=order.wants, host=order.host or "",
                              agent=order.agent, program=order.program, recover=order.recover,
                              arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT],
-                             user=order.user)
+                             user=order.user, proves_key=order.proves_key)
         held = await self.records.find(order.name)
         story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT], user=order.user,
                               **self.term.signature())
@@ -139,15 +141,7 @@ class RequestQueue:
     # -- telling ------------------------------------------------------------------
     def wake(self) -> None:
         """Have the queue looked at: something changed that may let somebody in."""
-        self._wake.set()
-
-    async def woken(self, seconds: float) -> None:
-        """Wait for :meth:`wake`, so long at most."""
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            pass
-        self._wake.clear()
+        self._wake()
 
     def publish(self, served: Served) -> None:
         """Tell those that wait how they stand, if that is another thing than before."""

@@ -18,7 +18,8 @@ from rgpu.session.errors import Refused, UsageError
 class Order:
     """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default).
 
-    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was.
+    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was. ``proves_key``:
+    its agent makes its own tickets.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Order:
     wants: Wants = field(default_factory=Wants)
     user: str = ""
     defaulted: str = ""
+    proves_key: bool = False
 
     def check(self) -> None:
         """Raises :class:`UsageError`."""
@@ -61,7 +63,8 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
         raise UsageError(f"memory must be a number of bytes, not {memory!r}")
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
-                 args.get("recover") is not False, str(host) if host else None, wants=wants, user=user)
+                 args.get("recover") is not False, str(host) if host else None, wants=wants, user=user,
+                 proves_key=args.get("proves_key") is True)
 
 
 def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:

@@ -1,4 +1,4 @@
-"""The leader's loops: each change of a node's record, and once a second what nobody tells."""
+"""The leader's loops: each change of a node's record, and at times (:mod:`.term.pace`) what nobody tells."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.moving.moves import Moves
 from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.resuming import LOSS_GRACE, Resuming
+from rgpu.migrate.leader.term.pace import Pace
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.records.keys import NODES
@@ -23,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
 
-#: One look at the sessions as they are; it begins what can be begun.
-Tick = Callable[[list[Held]], Awaitable[None]]
+#: One look at the sessions as they are; it begins what can be begun. Whether something waits for a later look.
+Tick = Callable[[list[Held]], Awaitable[bool]]
 
 
 class NodeWatch:
@@ -90,18 +91,20 @@ class NodeWatch:
 
 
 class Ticks:
-    """What is looked at once a second, in this order."""
+    """What is looked at from time to time, in this order: each second while a part waits for something."""
 
     def __init__(self, records: PoolRecords, parts: Sequence[Tick]) -> None:
         self.records, self.parts = records, parts
+        self.pace = Pace()
 
     async def run(self) -> None:
         """Until cancelled."""
+        waiting = True
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await self.pace.pause(waiting)
+            waiting = True
             try:
                 sessions = await self.records.sessions()
-                for tick in self.parts:
-                    await tick(sessions)
+                waiting = any([await tick(sessions) for tick in self.parts])
             except (PoolUnavailable, UnknownOutcome) as error:
                 log.info("no tick", reason=error.message)

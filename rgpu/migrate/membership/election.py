@@ -22,7 +22,6 @@ from rgpu.session.errors import RgpuError
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.2
-CHECK_SECONDS = 0.1
 
 #: Leads until it is cancelled; returning is resigning.
 Lead = Callable[[Leader], Awaitable[None]]
@@ -66,9 +65,9 @@ class Election:
         log.info("elected", host=leader.host, revision=leader.revision)
         self.leader = leader
         work = asyncio.ensure_future(self._lead(leader))
+        over = asyncio.ensure_future(self._keeper.over(kept))
         try:
-            while not work.done() and kept.in_time():
-                await asyncio.wait([work], timeout=CHECK_SECONDS)
+            await asyncio.wait([work, over], return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 log.warning("the leader's lease was lost", revision=leader.revision)
             elif not work.cancelled() and work.exception() is not None:
@@ -76,8 +75,9 @@ class Election:
         finally:
             self.leader = None
             work.cancel()
+            over.cancel()
             self._keeper.drop(LEADER_SLOT)
-            await asyncio.gather(work, return_exceptions=True)
+            await asyncio.gather(work, over, return_exceptions=True)
             try:
                 await self.registry.lease_revoke(kept.lease)
             except RgpuError:

@@ -23,16 +23,20 @@ from a thread, so that a busy event loop is not taken for a frozen process.
 
 Protocol on the keeper's standard input, one line each: ``keep SLOT LEASE TTL``,
 ``drop SLOT``. End of file: the keeper ends and the leases run out by themselves.
+On its standard output it writes one byte whenever a lease was lost or the registry
+does not answer: that the page says so is to be seen at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +44,9 @@ from typing import Protocol
 from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 
 MARGIN_SECONDS = 1.0
+AGAIN_SECONDS = 0.1  #: after a keep-alive without an answer
+FROZEN_SECONDS = 0.2  #: between two looks at whether a frozen parent goes on
+IDLE_SECONDS = 3600.0  #: with no lease to keep; a command ends the wait
 PAGE_BYTES = 4096
 SLOTS = 8
 EMPTY, HELD, LOST, UNREACHABLE = range(4)
@@ -143,7 +150,10 @@ class _Kept:
 class Keeper:
     """The keeper's loop, apart from process and pipe, so that a test can run it."""
 
-    def __init__(self, client: LeaseClient, page: DeadlinePage, patience: float) -> None:
+    def __init__(self, client: LeaseClient, page: DeadlinePage, patience: float,
+                 tell: Callable[[], None] = lambda: None) -> None:
+        """``patience``: s; ``tell``: called when a slot's lease was lost or could not be renewed."""
+        self._tell = tell
         self._client = client
         self._page = page
         self._patience = int(patience * NANOSECOND)
@@ -164,12 +174,12 @@ class Keeper:
         """Renew what is due; seconds until something is due again."""
         now = boot_time_ns()
         if now - self._page.last_sign() > self._patience:
-            return 0.2  # the parent is frozen: its leases run out
+            return FROZEN_SECONDS  # the parent is frozen: its leases run out
         for slot, kept in list(self._kept.items()):
             if kept.next_at <= now:
                 self._renew(slot, kept)
         waits = [kept.next_at - boot_time_ns() for kept in self._kept.values()]
-        return min(0.2, max(0.0, min(waits) / NANOSECOND)) if waits else 0.2
+        return max(0.0, min(waits, default=IDLE_SECONDS * NANOSECOND) / NANOSECOND)
 
     def _renew(self, slot: int, kept: _Kept) -> None:
         from rgpu.session.errors import NotFound, RgpuError
@@ -180,9 +190,11 @@ class Keeper:
         except NotFound:
             self._page.write(slot, 0, kept.lease, LOST)
             del self._kept[slot]
+            self._tell()
         except RgpuError:
             self._page.write(slot, self._page.deadline(slot), kept.lease, UNREACHABLE)
-            kept.next_at = sent + int(0.1 * NANOSECOND)
+            kept.next_at = sent + int(AGAIN_SECONDS * NANOSECOND)
+            self._tell()
         else:
             self._page.write(slot, granted_until(sent, granted), kept.lease, HELD)
             kept.next_at = sent + int(renewal_interval(granted) * NANOSECOND)
@@ -206,7 +218,8 @@ def main() -> None:
     """``python -m rgpu.migrate.membership.lease_keeper REGISTRY PAGE_FD PATIENCE``; commands on standard input."""
     registry, page = sys.argv[1], DeadlinePage(int(sys.argv[2]))
     os.set_blocking(0, False)
-    keeper = Keeper(_persistent(registry), page, float(sys.argv[3]))
+    os.set_blocking(1, False)
+    keeper = Keeper(_persistent(registry), page, float(sys.argv[3]), _tell)
     page.keeper_is_up()
     pending = b""
     wait = 0.0
@@ -220,6 +233,11 @@ def main() -> None:
             for line in lines:
                 keeper.take(line.decode())
         wait = keeper.renew_due()
+
+
+def _tell() -> None:
+    with contextlib.suppress(OSError):  # the pipe is full: it has been told, or the parent is frozen
+        os.write(1, b"!")
 
 
 def _persistent(registry: str) -> LeaseClient:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -11,11 +13,12 @@ import time
 from dataclasses import dataclass
 
 from rgpu.migrate.membership.lease_keeper import HELD, SLOTS, DeadlinePage, granted_until
-from rgpu.migrate.registry.clock import boot_time_ns
+from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 
 #: Slots by what they are for.
 NODE_SLOT, LEADER_SLOT = 0, 1
-SIGN_SECONDS = 0.2
+SIGN_SECONDS = 1.0  #: between two signs of life; less where the keeper's patience is short
+LOOK_SECONDS = 5.0  #: between two looks at a deadline: timers stand still while the host is suspended, it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class LeaseKeeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self.page.sign_of_life()
         self._start()
         self._thread = threading.Thread(target=self._signs, daemon=True, name="lease-signs")
@@ -83,10 +88,25 @@ class LeaseKeeper:
             self.page.write(slot, 0, 0, 0)
             self._say(f"drop {slot}\n")
 
+    async def over(self, kept: KeptLease) -> None:
+        """Return once the lease's deadline has passed, or the keeper says that it was lost."""
+        waiter = asyncio.get_running_loop(), asyncio.Event()
+        self._waiters.add(waiter)
+        try:
+            while kept.in_time():
+                left = (kept.deadline() - boot_time_ns()) / NANOSECOND
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(waiter[1].wait(), min(LOOK_SECONDS, max(0.001, left)))
+                waiter[1].clear()
+        finally:
+            self._waiters.discard(waiter)
+
     def close(self) -> None:
         """End the keeper; leases that were not revoked run out."""
         self._stop.set()
+        os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -96,13 +116,15 @@ class LeaseKeeper:
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
+                if self._process.stdout is not None:
+                    self._process.stdout.close()
         self.page.close()
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rgpu.migrate.membership.lease_keeper", self._registry, str(self.page.fd),
              str(self._patience)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(self.page.fd,), start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(self.page.fd,), start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
 
     def _say(self, line: str) -> None:
@@ -114,12 +136,35 @@ class LeaseKeeper:
             pass  # it has died: it is started again, and told everything anew
 
     def _signs(self) -> None:
-        """Signs of life, and a new keeper in place of a dead one."""
-        while not self._stop.wait(SIGN_SECONDS):
+        """Signs of life, and a new keeper in place of a dead one; what the keeper says is passed on."""
+        interval = min(SIGN_SECONDS, self._patience / 10)
+        while not self._stop.is_set():
             self.page.sign_of_life()
-            with self._lock:
-                if self._process is None or self._process.poll() is None:
-                    continue
-                self._start()
-                for slot, (lease, ttl) in self._kept.items():
-                    self._say(f"keep {slot} {lease} {ttl}\n")
+            process = self._process
+            assert process is not None and process.stdout is not None
+            poll = select.poll()
+            for fd in (process.stdout.fileno(), self._wake):
+                poll.register(fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(interval * 1000)}
+            if process.stdout.fileno() in ready:
+                if os.read(process.stdout.fileno(), 4096):
+                    self._pass_on()
+                elif not self._stop.is_set():
+                    self._start_again(process)
+
+    def _pass_on(self) -> None:
+        for loop, event in list(self._waiters):
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(event.set)
+
+    def _start_again(self, dead: subprocess.Popen[bytes]) -> None:
+        """The keeper closed its output, so it dies: another one is told everything anew."""
+        with self._lock:
+            dead.wait()
+            for pipe in (dead.stdin, dead.stdout):
+                with contextlib.suppress(OSError):  # of what it did not read
+                    assert pipe is not None
+                    pipe.close()
+            self._start()
+            for slot, (lease, ttl) in self._kept.items():
+                self._say(f"keep {slot} {lease} {ttl}\n")

@@ -197,8 +197,8 @@ class Membership:
         """Watch over the lease; return to the pool when it was lost."""
         warned = False
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if self.in_time():
+            if self.kept is not None and self.in_time():
+                await self._keeper.over(self.kept)
                 continue
             if not warned:
                 log.warning("past the deadline: nothing new begins here until the registry answers",
@@ -209,9 +209,11 @@ class Membership:
                 if await self._back():
                     warned = False
                     self._on_return()
+                    continue
             except RgpuError as error:
                 log.info("not back in the pool yet", host=self.record.host, reason=error.message)
                 await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS)
 
     async def _back(self) -> bool:
         """Whether the node is registered again, by its old lease or by a new one."""

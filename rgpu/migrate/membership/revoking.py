@@ -118,15 +118,18 @@ class Revoking:
             return error.message
         return ""
 
-    async def tick(self, sessions: list[Held]) -> None:
-        """End what keys run that were taken away: also what a former leader did not come to."""
+    async def tick(self, sessions: list[Held]) -> bool:
+        """End what keys run that were taken away: also what a former leader did not come to. Whether any does."""
         waiting = await self.queue.requests()
         if not any(held.record.live or held.record.parked for held in sessions) and not waiting:
-            return
+            return False
+        found = False
         for record in await self.revoked():
             if any(held.record.agent == record.public and (held.record.live or held.record.parked)
                    for held in sessions) or any(one.record.agent == record.public for one in waiting):
                 self.tasks.spawn(self._end_all({record.public}, record.checkpoint), f"end of what {record.name} runs")
+                found = True
+        return found
 
     async def _end_all(self, publics: set[str], checkpoint: bool) -> list[str]:
         """End the sessions and requests of these keys; their names."""

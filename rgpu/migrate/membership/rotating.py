@@ -61,14 +61,18 @@ class Rotating:
                 return rotation.status((await self._read())[0], await self._holders())
         raise Conflict("the record of the pool's secret changes too fast: try again")
 
-    async def tick(self, sessions: list[HeldSession]) -> None:
-        """Go on with a rotation that can; what was changed meanwhile is looked at with the next tick."""
+    async def tick(self, sessions: list[HeldSession]) -> bool:
+        """Go on with a rotation that can; what was changed meanwhile is looked at with the next tick.
+
+        Whether one is under way.
+        """
         record, revision = await self._read()
         if record is None or record.new is None:
-            return
+            return False
         following = rotation.advance(record, await self._holders(), self.term.clock.wall())
         if following is not None:
             await self._write(following, revision)
+        return True
 
     async def _holders(self) -> dict[str, str]:
         return {node.host: node.secret for node in await self.records.nodes()}

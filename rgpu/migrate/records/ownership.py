@@ -121,11 +121,11 @@ class Decision:
 
 def create(held: Held | None, *, name: str, node: Node, device: str, quota: int, agent: str, program: Program,
            recover: bool, leader: Leader, now: float, reason: str, wants: Wants | None = None,
-           queued: int = 0, user: str = "", run: str = "") -> Decision:
+           queued: int = 0, user: str = "", run: str = "", proves_key: bool = False) -> Decision:
     """A new session of ``user`` on ``node``. Raises :class:`AlreadyExists` while the name is taken.
 
     ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait. ``run``: with whose sessions it
-    shares what it is promised.
+    shares what it is promised. ``proves_key``: its agent makes its own tickets.
     """
     if held is not None and held.record.state != "ended":
         hint = "; `rgpu kill` it to free the name" if held.record.state == "failed" else ""
@@ -137,7 +137,7 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
         name=name, state="starting", owner=node.record.host, incarnation=node.record.incarnation,
         epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found[0].needs(),
         recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants(),
-        user=user, run=run)
+        user=user, run=run, proves_key=proves_key)
     decision = _decide("create", held, record, leader, now, reason, nodes=[node])
     waited = (Delete(queue_key(name)),) if queued else ()
     return replace(decision, compares=(*decision.compares, unchanged(queue_key(name), queued)),

@@ -23,6 +23,7 @@ MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
 MAX_PRIORITY = 1000
+MOST_KERNEL_SECONDS = 10_000_000
 
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
@@ -124,6 +125,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
 
     ``store``: where its checkpoints lie; nodes that say the same see each other's. Empty: not known. ``secret``: mark
     of the newest of the pool's secrets on record, if it holds that (:mod:`rgpu.migrate.records.secrets`).
+    ``checks_agents``: it takes tickets that agents make with their own keys; the previous version does not.
     """
 
     v: int = SCHEMA
@@ -139,6 +141,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     started: Seconds = 0.0
     store: Text = ""
     secret: Annotated[str, Meta(max_length=32)] = ""
+    checks_agents: bool = False
 
     def device(self, name: str) -> DeviceRecord | None:
         """Return the record of a device by its name; None: the node has none such."""
@@ -215,7 +218,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`). ``user``: whom it belongs to; the previous
     version wrote none: then it belongs to the user of the key ``agent``. ``run``: the name of its run, whose sessions
     share the memory and compute of one of them on a device; empty (as the previous version wrote it): it shares with
-    nobody.
+    nobody. ``proves_key``: its agent makes its own tickets, and those of the pool's secret open it no more.
     """
 
     v: int = SCHEMA
@@ -248,6 +251,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     parked: Parked | None = None
     user: Text = ""
     run: Text = ""
+    proves_key: bool = False
 
     @property
     def journal_from(self) -> int:
@@ -291,6 +295,7 @@ class QueueRecord(Record, frozen=True, kw_only=True):
     arrived: Seconds = 0.0
     reason: Text = ""
     user: Text = ""
+    proves_key: bool = False
 
 
 class LeaderRecord(Record, frozen=True, kw_only=True):
@@ -329,6 +334,7 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     paused: bool = False
     rebalance: bool | None = None
     default_gpus: Annotated[str, Meta(max_length=16)] = ""
+    max_kernel_seconds: Annotated[int, Meta(ge=0, le=MOST_KERNEL_SECONDS)] = 0  #: a session is ended for more; 0: none
     reason: Text = ""
     changed: Seconds = 0.0
 

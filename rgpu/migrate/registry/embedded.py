@@ -1,27 +1,39 @@
 """The embedded registry for an event loop: the file behind threads (OWNERSHIP 11).
 
 One thread runs what the caller asks, one after the other, so that an fsync
-never holds the loop. One more, started with the first watch, looks every 20 ms
-whether any process has committed (``PRAGMA data_version``: a look at shared
-memory) or a lease has ended, and wakes the watches; they read the change log
-at their own pace.
+never holds the loop. One more, started with the first watch, wakes the watches
+when a process has committed or a lease has ended; they read the change log at
+their own pace. The kernel tells it of commits (:attr:`Store.sign_path`). It looks
+by itself (``PRAGMA data_version``: a look at shared memory) every two seconds, for
+a writer that was stopped right behind its commit, and every 20 ms where the
+kernel tells nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import select
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
+from rgpu.link.inotify import CLOSED, MODIFIED, FileWatch
 from rgpu.migrate.registry.base import Change, Compare, Entry, Listing, Operation, Put, TxnResult, require
-from rgpu.migrate.registry.clock import boot_time_ns
+from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 from rgpu.migrate.registry.store import Store
 from rgpu.session.errors import PoolUnavailable, RgpuError
 
-POLL_SECONDS = 0.02
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 0.02  #: between two looks where the kernel tells nothing
+LOOK_SECONDS = 2.0  #: and where it does
+TOGETHER_SECONDS = 0.005  #: commits that follow one another so closely wake the watches once
 
 T = TypeVar("T")
 
@@ -38,6 +50,7 @@ class EmbeddedRegistry:
         self._watches: set[asyncio.Event] = set()
         self._poller: threading.Thread | None = None
         self._closing = threading.Event()
+        self._closer = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  #: readable once it closes
 
     @classmethod
     async def open(cls, path: Path | str) -> EmbeddedRegistry:
@@ -114,45 +127,87 @@ class EmbeddedRegistry:
         if self._closing.is_set():
             return
         self._closing.set()
+        os.eventfd_write(self._closer, 1)
         self._wake()
         if self._poller is not None:
             await self._loop.run_in_executor(None, self._poller.join)
+        os.close(self._closer)
         await self._loop.run_in_executor(self._executor, self._store.close)
         self._executor.shutdown(wait=False)
 
     # -- the poller -------------------------------------------------------------
     def _start_poller(self) -> None:
         if self._poller is None:
-            self._poller = threading.Thread(target=self._poll, daemon=True, name="registry-poll")
+            # Watched from before the first look on: nothing can be committed unseen between them.
+            self._poller = threading.Thread(target=self._poll, args=(_signs(self._store),), daemon=True,
+                                            name="registry-poll")
             self._poller.start()
 
     def _wake(self) -> None:
         for wake in list(self._watches):
             wake.set()
 
-    def _poll(self) -> None:
+    def _poll(self, signs: FileWatch | None) -> None:
         """Wake the watches after every commit of any process, and end leases that are over.
 
         It has a connection of its own: data_version tells only what *others* committed. A registry
         that cannot be read wakes them as well, so that they meet the error themselves.
         """
         store: Store | None = None
-        seen, expiry = -1, None
-        while not self._closing.wait(POLL_SECONDS):
-            try:
-                store = store or Store(self.path)
-                version = store.data_version()
-                if expiry is not None and expiry <= boot_time_ns():
-                    store.expire()
-                    expiry, seen = None, -1  # our own commit does not change our data_version
-                if version == seen:
-                    continue
-                seen, expiry = version, store.next_expiry()
-            except RgpuError:
-                pass
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                break  # the loop is closed
-        if store is not None:
-            store.close()
+        seen: int = -1
+        expiry: int | None = 0  # looked at first
+        try:
+            while self._pause(signs, expiry):
+                try:
+                    store = store or Store(self.path)
+                    if expiry is not None and expiry <= boot_time_ns():
+                        expiry = store.next_expiry()  # it may have been renewed, which is no commit
+                        if expiry is not None and expiry <= boot_time_ns():
+                            store.expire()
+                            seen = -1  # our own commit does not change our data_version
+                    version = store.data_version()
+                    if version == seen:
+                        continue
+                    seen, expiry = version, store.next_expiry()
+                except RgpuError:
+                    pass
+                try:
+                    self._loop.call_soon_threadsafe(self._wake)
+                except RuntimeError:
+                    break  # the loop is closed
+        finally:
+            if store is not None:
+                store.close()
+            if signs is not None:
+                signs.close()
+
+    def _pause(self, signs: FileWatch | None, expiry: int | None) -> bool:
+        """Until something may have been committed, or a lease (``expiry``, ns) is over; False: the registry closes."""
+        if signs is None:
+            return not self._closing.wait(POLL_SECONDS)
+        seconds = LOOK_SECONDS
+        if expiry is not None:
+            seconds = min(seconds, max(0.0, (expiry - boot_time_ns()) / NANOSECOND))
+        poll = select.poll()
+        poll.register(signs, select.POLLIN)
+        poll.register(self._closer, select.POLLIN)
+        poll.poll(math.ceil(seconds * 1000))
+        if not self._closing.is_set() and signs.drain():
+            self._closing.wait(TOGETHER_SECONDS)
+            signs.drain()
+        return not self._closing.is_set()
+
+
+def _signs(store: Store) -> FileWatch | None:
+    """What tells of commits; None where the kernel tells nothing."""
+    signs = None
+    try:
+        signs = FileWatch()
+        signs.add(store.sign_path, MODIFIED | CLOSED)
+    except OSError as error:
+        log.warning("commits of the registry are looked for: the kernel does not tell of them", path=str(store.path),
+                    reason=str(error), interval_s=POLL_SECONDS)
+        if signs is not None:
+            signs.close()
+        return None
+    return signs

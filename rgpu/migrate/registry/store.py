@@ -11,6 +11,10 @@ every checkpoint holds a lock of our own on ``FILE.lock``. It is a flock: the
 kernel drops it when the holder is killed. synchronous=FULL: a commit that was
 acknowledged survives power loss. Renewals of leases are no commits: they stand in
 ``FILE.leases`` (:mod:`rgpu.migrate.registry.lease_file`).
+
+Each commit is followed by a sign: one byte is written to ``FILE.lock``, whose
+changes the kernel tells those that wait for commits (inotify). The log itself
+changes before its commit can be seen, so it is no sign.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +78,7 @@ class Store:
         self.path = Path(path)
         self._lock_seconds = lock_seconds
         prepare(self.path)
-        self._lock_fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = os.open(self.sign_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._leases = LeaseFile(self.path.with_name(f"{self.path.name}.leases"), lock_seconds)
         except OSError as error:
@@ -163,6 +167,11 @@ class Store:
                 return _grouped(rows, limit, max(from_revision, last + 1))
 
         return self._read(body)
+
+    @property
+    def sign_path(self) -> Path:
+        """Path of the file that is written to after each commit, and closed by a writer that dies before that."""
+        return Path(f"{self.path}.lock")
 
     def data_version(self) -> int:
         """Changes whenever another connection has committed. Cheap: a look at shared memory."""
@@ -334,6 +343,9 @@ class Store:
         except sqlite3.Error as error:
             self._rollback()
             raise UnknownOutcome(f"the registry at {self.path} failed while it committed: {error}") from error
+        # A holder that dies before this closes the file, which is told as well.
+        with suppress(OSError):  # the file system is full: others look by themselves, if later
+            os.pwrite(self._lock_fd, b"\0", 0)
 
     def _rollback(self) -> None:
         try:

@@ -25,7 +25,9 @@ def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = Fa
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.work.printed import CapturedStdout
 
-        return CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
+        made = CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
+        made.resize(memory)
+        return made
     raise Refused(f"unknown device {spec!r}: use cpu:N, cuda:N or several as cuda:N+M")
 
 

@@ -26,6 +26,7 @@ from rgpu.link.gate.budget import budget_for
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
 from rgpu.link.secrets import PoolSecrets
+from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.membership.members import node_name
 from rgpu.migrate.membership.registration import new_incarnation
 from rgpu.server.box import privileges
@@ -65,8 +66,10 @@ from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.ports.data_port import DataPort
 from rgpu.server.node.ports.port_watch import PortWatch
 from rgpu.server.node.ports.web_page import Told, WebPage
+from rgpu.server.node.rank_links import RankLinks
 from rgpu.server.node.rotation.following import SecretsFollower
 from rgpu.server.node.rotation.verbs import SecretVerbs
+from rgpu.server.node.sessions.agents import SessionAgents
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
@@ -94,6 +97,7 @@ from rgpu.server.node.workers.boxes import Boxes, usual_memory
 from rgpu.server.node.workers.compute import ComputeShares
 from rgpu.server.node.workers.derived_files import DerivedFiles
 from rgpu.server.node.workers.logs import WorkerLogs
+from rgpu.server.node.workers.long_kernels import LongKernels
 from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.session.errors import Refused, RgpuError
@@ -151,9 +155,10 @@ class Daemon:
                                    store=self._store_folder())
         self.warm = WarmWorkers(
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
-            options=handles.common_options(directory, options.log_level, options.module_cache_size))
+            options=handles.common_options(directory, options.log_level, options.module_cache_size,
+                                           self.boxes.memory))
         self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
-        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
+        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares, self.warm.give_way)
         self.progress = MoveProgress()
         self.logs = WorkerLogs(host, directory)
 
@@ -212,16 +217,19 @@ class Daemon:
         self.examining = Examining(self.devices.slots, self.registration.tell_devices, self.background.spawn)
         self.endings = Endings(self.identity.directory, self.held, self.link.ask, self.memory.recall, self.background)
         deaths = WorkerDeaths(self.held, self.reports, self.background, self.metrics, self.examining)
-        self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background)
+        self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background,
+                                   RankLinks(self.held, self.records, self.secrets, self.gate.user_of))
 
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""
         options, host = self.options, self.identity.host
+        self.agents = SessionAgents(self.memory.recall, self.records.find, self.authorized,
+                                    asyncio.get_running_loop(), self.background.spawn)
         self.port = DataPort((options.listen, options.data_port), self.secrets, self.held, self.deadline,
-                             self.budget, options.advertised)
+                             self.budget, self.identity.keys, self.agents, options.advertised)
         self.watch = PortWatch(self.port, lambda: self.control.bound, self._reached)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
-                                      self._believed_again)
+                                      self._believed_again, self.trust.mending)
         self.entrance = CommandEntrance(
             self._commands(), self.fence, self.progress, self.metrics.command,
             lambda verb, args, actor, peer, outcome, reason, favour: self.audit.done(
@@ -353,6 +361,9 @@ class Daemon:
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
         spawn(self.compute.run())
+        spawn(LongKernels(lambda: list(self.held.running.values()), self._most_kernel_seconds,
+                          lambda session, reason: self.link.ask("session.end", {"session": session, "reason": reason})
+                          ).run())
         self.endings.left_behind()
         spawn(self.endings.run())
         self.examining.watch()
@@ -360,6 +371,9 @@ class Daemon:
             self.views.web = self.web.url
             told = Told(self.identity.host, self.control.address, self.identity.keys.public, self.options.log_level)
             spawn(self.web.run(told, self.background.stopping.is_set))
+
+    async def _most_kernel_seconds(self) -> int:
+        return (await pool_record(self.records.registry)).max_kernel_seconds
 
     async def _wait_believed(self) -> None:
         """Until the registry is believed, if it is not."""

@@ -25,7 +25,7 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 2.0  #: between two questions to a worker whether its agent is heard
+LOOK_SECONDS = 2.0  #: between two questions to a worker whether its agent is heard, while one is not
 QUIET_SECONDS = 5.0  #: of silence that the leader is told of
 AGAIN_SECONDS = 0.5
 UNKNOWN = "the program ended"
@@ -81,17 +81,26 @@ class Endings:
     # -- programs of whom nothing is heard -------------------------------------------
     async def run(self) -> None:
         """Look after the agents of this node's sessions, until cancelled."""
+        pause = LOOK_SECONDS
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(pause)
             handles = dict(self._held.running)
             self._told = {handle: told for handle, told in self._told.items() if handle in handles.values()}
-            await asyncio.gather(*(self._look(session, handle) for session, handle in handles.items()))
+            silences = await asyncio.gather(*(self._look(session, handle) for session, handle in handles.items()))
+            # None can be quiet before the longest silence among them has grown to that.
+            pause = max(LOOK_SECONDS, QUIET_SECONDS - max(silences, default=0.0))
 
-    async def _look(self, session: str, handle: WorkerHandle) -> None:
+    async def _look(self, session: str, handle: WorkerHandle) -> float:
+        """The seconds for which nothing was heard of the session's agent."""
         try:
             view = await handle.request("describe", timeout=LOOK_SECONDS)
         except RgpuError:
-            return  # it is asked again
+            return QUIET_SECONDS  # it is asked again
+        silent = view.get("silent_s")
+        await self._tell(session, handle, view)
+        return float(silent) if isinstance(silent, float | int) else QUIET_SECONDS
+
+    async def _tell(self, session: str, handle: WorkerHandle, view: dict[str, Any]) -> None:
         seconds, had_agent, now = view.get("silent_s"), bool(view.get("had_agent")), time.monotonic()
         if not isinstance(seconds, float | int) or view.get("state") != "running":
             return  # an earlier version's worker; or one that owns nothing now

@@ -58,6 +58,8 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_session_memory_bytes", "gauge", ("session",), "Device memory that the session holds."),
     Spec("rgpu_session_calls_total", "counter", ("session",), "Calls of the session applied here."),
     Spec("rgpu_session_awaited_calls_total", "counter", ("session",), "Of them, calls that the program waited for."),
+    Spec("rgpu_session_managed_faults_total", "counter", ("session",), "Touches of managed memory by the program's CPU "
+         "that waited for the device."),
     Spec("rgpu_session_gpu_seconds_total", "counter", ("session",), "Seconds with work of the session on its device, "
          "by this worker."),
     Spec("rgpu_session_catch_ups_total", "counter", ("session",), "Backlogs that this worker began to apply in the "

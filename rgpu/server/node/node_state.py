@@ -56,6 +56,7 @@ class NodeState:
             stats, gpu = dict(view.get("stats") or {}), dict(view.get("gpu") or {})
             values = {"gpu_seconds_total": gpu.get("busy_s"), "held_seconds_total": gpu.get("held_s"),
                       "memory_bytes": view.get("memory_bytes"), "calls_total": stats.get("calls", view.get("position")),
+                      "managed_faults_total": stats.get("managed_faults"),
                       "awaited_calls_total": stats.get("awaited_calls"), "journal_bytes": stats.get("journal_bytes"),
                       **{f"{key}_total": (view.get("catch_up") or {}).get(name)
                          for key, name in (("catch_ups", "catch_ups"), ("catch_up_stalls", "stalls"))}}

@@ -34,7 +34,7 @@ class Options:
     keep_images: int = 3  #: newest checkpoints of each session that stay; 0: all
     checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
     enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.node.workers.compute`)
-    spares: int = 0  #: workers that stand ready for each device
+    spares: int = 0  #: workers that stand ready for each device; -1: as many as its memory allows
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session does not say
     box: Mode = Mode.AUTO  #: which walls stand around workers (:mod:`rgpu.server.box.walls`)

@@ -15,6 +15,7 @@ from rgpu.server.node.endings import Endings
 from rgpu.server.node.metrics import Metrics
 from rgpu.server.node.pool.leader_reports import LeaderReports
 from rgpu.server.node.pool.reconciler import Reconciler
+from rgpu.server.node.rank_links import RankLinks
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.sessions.worker_exits import END_SECONDS
@@ -69,11 +70,12 @@ class WorkerEvents:
     """One handler for each event; others are left out."""
 
     def __init__(self, deaths: WorkerDeaths, reconciler: Reconciler, endings: Endings, progress: MoveProgress,
-                 background: Background) -> None:
+                 background: Background, ranks: RankLinks) -> None:
+        self._ranks = ranks
         self._reconciler, self._endings, self._progress, self._background = reconciler, endings, progress, background
         self._handlers: dict[str, Event] = {
             "died": deaths.died, "fault": deaths.faulted, "progress": self._moved_on, "withdraw": self._withdraw,
-            "read_record": self._read_record, "bye": self._ended}
+            "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker's handle noticed or was told."""
@@ -83,6 +85,9 @@ class WorkerEvents:
 
     async def _moved_on(self, session: str, values: dict[str, Any]) -> None:
         self._progress.tell(session, values)
+
+    async def _dial(self, session: str, values: dict[str, Any]) -> None:
+        self._background.spawn(self._ranks.dial(session, values))
 
     async def _withdraw(self, session: str, values: dict[str, Any]) -> None:
         """Of a move's source, whose promised downtime has run out."""

@@ -21,6 +21,7 @@ from rgpu.server.worker.allowance import Allowance
 
 LOOK = 0.02  #: seconds between two looks while there is a limit: as much as may be submitted ahead
 IDLE_LOOK = 0.5  #: and while there is none
+REST_LOOK = 2.0  #: and where the device did nothing for the session since the last look
 STUCK = 1.0
 LONGEST = 5.0  #: seconds that it stands still at a time, whatever it owes
 RECENT = 10.0  #: seconds that its recent share is taken over
@@ -58,6 +59,7 @@ class Limiter:
         self._looked = (time.monotonic(), runtime.device.busy_seconds())
         self._recent = deque([self._looked])
         self._stood = 0.0
+        self._worked = True  #: the device did, between the last two looks
         self._thread = threading.Thread(target=self._run, name="limiter", daemon=True)
         self._thread.start()
 
@@ -88,14 +90,14 @@ class Limiter:
                 self._hold()
             with self._changed:
                 if not self._over:
-                    self._changed.wait(LOOK if self._allowance.share else IDLE_LOOK)
+                    self._changed.wait(LOOK if self._allowance.share else IDLE_LOOK if self._worked else REST_LOOK)
 
     def _look(self) -> float:
         """Count what was worked since the last look; the seconds that the session has to stand still."""
         with self._changed:
             now, busy = time.monotonic(), self._runtime.device.busy_seconds()
             then, before = self._looked
-            self._looked = now, busy
+            self._looked, self._worked = (now, busy), busy > before
             if now - self._recent[-1][0] >= IDLE_LOOK:
                 self._recent.append(self._looked)
                 while len(self._recent) > 1 and self._recent[1][0] <= now - RECENT:

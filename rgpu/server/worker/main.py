@@ -29,6 +29,7 @@ from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.link import effects
 from rgpu.link.accepting import accept_next
+from rgpu.link.data.frames import Handover
 from rgpu.link.local.channel import listen
 from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
@@ -47,11 +48,13 @@ from rgpu.server.worker import warm_worker
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.tasks import Tasks
+from rgpu.session.devices import parts
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
@@ -63,7 +66,8 @@ log = structlog.get_logger(__name__)
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: Requests that come with descriptors.
-WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send"})
+WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
+                              "ranks_link", "ranks_serve"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -92,11 +96,16 @@ class Worker:
         found = getattr(device, "derived", None)
         self.derived: Derived = found if found is not None else Derived()
         self.spec, self.quota = spec, quota
+        self.runtime.loop.memory = quota * max(1, len(parts(spec)))
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
+        self.ranks = Ranks(session, lambda peer, linked: self.report(
+                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
+                           lambda: self.state == "incoming")
+        device.reach_ranks(self.ranks)
         self.tasks = Tasks(self)
         self.limiter = Limiter(self.runtime)
         self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
@@ -290,11 +299,26 @@ class Worker:
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
-                "communicators": runtime.device.communicators(),
+                "communicators": runtime.device.communicators(), "ranks": self.ranks.describe(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.figures.as_dict(),
                             "derived": self.derived.statistics()},
                 "gpu": self.limiter.describe(), "box": list(self.box.walls)}
+
+    # -- ranks of communicators ---------------------------------------------------------
+    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
+        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of one")
+        self.ranks.link(fds[0], peer, epoch, ticket, secret)
+
+    def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
+        """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
+        self.ranks.serve(adopt(fds, handover), Handover.unpack(handover).agent)
+
+    def do_ranks_gone(self, peer: str, reason: str) -> None:
+        """The session ``peer`` is over, or not this user's."""
+        self.ranks.gone(peer, reason)
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -324,6 +348,7 @@ class Worker:
             self.state = "running"
             self._left = since_boot()
             self.runtime.effect(Kind.ACTIVE)
+        self.ranks.owned()
 
     def do_resume(self, still_open: str = "") -> None:
         """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
@@ -397,6 +422,7 @@ class Worker:
         """Pass a notice (cut …) on to the agent, if one is attached."""
         if kind == "cut":
             self.check_deadline("a cut of the journal")
+            self.ranks.passed(int(values.get("position") or 0))
         with self._lock:
             if self.link is not None:
                 self.link.notice(kind, **values)
@@ -430,6 +456,7 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--device", required=True)
     parser.add_argument("--quota", type=int, default=0)
+    parser.add_argument("--host-memory", type=int, default=0)
     parser.add_argument("--spare", metavar="ROOM", help="wait for a session; ROOM is overwritten with its name")
     parser.add_argument("--host", default="")
     parser.add_argument("--socket", type=Path, required=True, help="where the daemon connects to")
@@ -452,6 +479,9 @@ def main() -> None:
     listener = listen(options.home / SOCKET if options.home else options.socket)
     began = time.monotonic()
     device = make_device(options.device, options.quota, options.host, own_stdout=True)
+    limit_host = getattr(device, "limit_host", None)
+    if limit_host is not None:
+        limit_host(options.host_memory)
     device_ms = round((time.monotonic() - began) * 1000)
     keep_prompt()
     if options.spare:

@@ -11,13 +11,18 @@ import time
 from collections.abc import Callable
 
 BEAT = 0.05  #: seconds
+IDLE_BEATS = 3  #: that are one, while nothing is applied: the processor rests, and standing still is noticed as before
 LATE = 0.45  #: seconds without a beat, or more than that
 
 
 class Pulse:
-    """``late(seconds)`` is told each time that the process stood still, once; ``each(now)`` is called at each beat."""
+    """``late(seconds)`` is told each time that the process stood still, once.
 
-    def __init__(self, late: Callable[[float], None], each: Callable[[float], None]) -> None:
+    ``each(now, beats)`` is called at each beat, with the number of beats that it stands for; it says whether nothing
+    is under way.
+    """
+
+    def __init__(self, late: Callable[[float], None], each: Callable[[float, int], bool]) -> None:
         self._late, self._each = late, each
         self._last = time.monotonic()
         self._lock = threading.Lock()
@@ -34,10 +39,11 @@ class Pulse:
             self._beat()
 
     def _run(self) -> None:
+        beats = 1
         while True:
-            time.sleep(BEAT)
+            time.sleep(beats * BEAT)
             self._beat()
-            self._each(self._last)
+            beats = IDLE_BEATS if self._each(self._last, beats) else 1
 
     def _beat(self) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ from rgpu.migrate.move import forecast
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.reconcile import EVENTS
 from rgpu.server.device.cpu.facts import available_memory
-from rgpu.server.stalling import stuck
+from rgpu.server.stalling import OldestKernel, stuck
 from rgpu.server.worker import session_state
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.move.arrival import Arrival, DestinationWorker
@@ -66,6 +66,7 @@ class Tasks:
         self.worker, self.runtime = worker, worker.runtime
         self.arriving: Arrival | None = None  #: the role that this worker has in a move, or had
         self.leaving: Departure | None = None  #: likewise
+        self._oldest_kernel = OldestKernel(worker.runtime.device)
         self._lock = threading.Lock()
         self._sending = False  #: a move is under way that has offered nothing yet; never beside a checkpoint
         self._checkpointing: Checkpointing | None = None
@@ -130,6 +131,11 @@ class Tasks:
     def do_stuck(self) -> dict[str, Any]:
         """Why the session's work will not end soon, which a move waits for; empty where it may. Takes seconds if so."""
         return {"why": stuck(self.runtime.device)}
+
+    def do_oldest_kernel(self) -> dict[str, Any]:
+        """Return {seconds, what} of the oldest kernel: since when it was seen, so it is asked again and again."""
+        seconds, what = self._oldest_kernel.look(time.monotonic())
+        return {"seconds": seconds, "what": what}
 
     def call_off(self, still_open: str, reason: str) -> None:
         """The record says that this session's move is off, unless it is ``still_open`` and nothing was offered yet."""

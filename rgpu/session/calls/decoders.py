@@ -384,6 +384,7 @@ class CommunicatorCreate(NamedTuple):
     ranks: int
     rank: int
     unique: bytes
+    members: bytes
 
 
 class CommunicatorDestroy(NamedTuple):
@@ -460,7 +461,7 @@ register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
 register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
 register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
 register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
-register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 1), None)
+register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 2), None)
 register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
 register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
 register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

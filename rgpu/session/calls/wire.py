@@ -184,8 +184,9 @@ CALLS: tuple[Call, ...] = (
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
     Call(110, "communicator_create", S, E.CREATES, _args(
-        "communicator:u64 context:context ranks:u32 rank:u32 unique:blob"), object_kind="communicator",
-         doc="One rank of an NCCL communicator. unique: the same for all its ranks, for no other communicator."),
+        "communicator:u64 context:context ranks:u32 rank:u32 unique:blob members:blob"), object_kind="communicator",
+         doc="One rank of an NCCL communicator. unique: the same for all its ranks, for no other communicator. "
+             "members: the session of each rank (u16 length, UTF-8), or empty: all are in this one."),
     Call(111, "communicator_destroy", A, E.DESTROYS, _args("communicator:u64 abort:u8"), object_kind="communicator",
          doc="abort: its unfinished operations end without a result."),
     Call(112, "collective_group", A, E.WRITES, _args("stream:stream operations:blob"),

@@ -66,7 +66,7 @@ class Kind(IntEnum):
         }[self]
 
 
-_OPERATION = struct.Struct("<BBBBiQQQQQQ")
+_OPERATION = struct.Struct("<BBBBiQQQQQQQ")
 _SCALAR_ON_DEVICE = 1
 
 
@@ -75,7 +75,9 @@ class Operation:
     """One operation of a group. ``peer``: root, or the other rank of a send or receive; NO_PEER: neither.
 
     ``count``: elements, as the function's argument of that name. ``scalar``: of PREMULSUM; the value's own bytes
-    (little-endian, in the low ones), or the device address of it where ``on_device``.
+    (little-endian, in the low ones), or the device address of it where ``on_device``. ``number``: which of the rank's
+    collectives in that communicator it is, from 0 on, or which of its sends to (receives from) that peer. The client
+    counts, so a replay from any position, on any worker, gives an operation the number that it had.
     """
 
     kind: Kind
@@ -88,6 +90,7 @@ class Operation:
     receive: int
     count: int
     scalar: int = 0
+    number: int = 0
     on_device: bool = False
 
     @property
@@ -106,7 +109,7 @@ def encode(operations: Sequence[Operation]) -> bytes:
     """The blob ``operations`` of the call ``collective_group``."""
     return b"".join(_OPERATION.pack(
         op.kind, op.data_type, op.reduction, _SCALAR_ON_DEVICE * op.on_device, op.peer, op.communicator, op.stream,
-        op.send, op.receive, op.count, op.scalar) for op in operations)
+        op.send, op.receive, op.count, op.scalar, op.number) for op in operations)
 
 
 def decode(data: bytes) -> list[Operation]:
@@ -128,6 +131,27 @@ def decode(data: bytes) -> list[Operation]:
         if op.count * op.data_type.size >= 1 << 47:
             raise _bad(number, f"{op.count} elements")
         found.append(op)
+    return found
+
+
+def decode_members(data: bytes, ranks: int) -> list[str]:
+    """The session of each rank, of the blob ``members`` of the call ``communicator_create``: u16 length and UTF-8 each.
+
+    Empty where all ranks are in one session. Raises :class:`Corrupt`.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(data):
+        end = at + 2 + int.from_bytes(data[at:at + 2], "little")
+        try:
+            if end > len(data) or end == at + 2:
+                raise ValueError("it is cut off, or a name is empty")
+            found.append(bytes(data[at + 2:end]).decode())
+        except ValueError as error:
+            raise Corrupt(f"members of a communicator: {error}", offset=at, reason="members") from None
+        at = end
+    if found and len(found) != ranks:
+        raise Corrupt(f"members of a communicator: {len(found)} for {ranks} ranks", offset=0, reason="members")
     return found
 
 

@@ -172,6 +172,11 @@ class LiveObjects:
         """Whether the call at that position is an unload that did not take place yet."""
         return any(item.ended is not None and item.ended.seq == seq for item in self._unloads)
 
+    @property
+    def count(self) -> int:
+        """How many objects live."""
+        return len(self._current)
+
     def inventory(self) -> list[tuple[str, int, bytes]]:
         """(kind, number, digest of the calls that make it what it is) of every live object, sorted."""
         found = []

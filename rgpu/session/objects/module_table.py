@@ -2,12 +2,12 @@
 
 u32 functions, each: u16 length + name, u32 parameters, each (u32 offset, u32
 size), 16 × i32 attributes; u32 globals, each: u16 length + name, u64 address,
-u64 size.
+u64 size, of which bit 63 says that it is managed memory (``__managed__``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 from typing import Any
@@ -19,6 +19,7 @@ ATTRIBUTES = 16  #: CUfunction_attribute 0…15
 _PAIR = Struct("<II")
 _ATTRIBUTES = Struct(f"<{ATTRIBUTES}i")
 _PLACE = Struct("<QQ")
+_MANAGED = 1 << 63
 #: Shortest encodings, so that a count is believable before anything is allocated for it.
 _LEAST_FUNCTION = U16.size + U32.size + _ATTRIBUTES.size
 _LEAST_GLOBAL = U16.size + _PLACE.size
@@ -40,6 +41,7 @@ class GlobalVariable:
     name: str
     address: int
     size: int
+    managed: bool = field(default=False, compare=False)  #: what is kept of a load speaks of places only
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ def encode(table: ModuleTable) -> bytes:
             parts.append(_ATTRIBUTES.pack(*function.attributes))
         parts.append(U32.pack(len(table.globals)))
         for variable in table.globals:
-            parts += (pack_name(variable.name), _PLACE.pack(variable.address, variable.size))
+            if variable.size >= _MANAGED:
+                raise ValueError(f"module table: variable {variable.name} of {variable.size} bytes")
+            size = variable.size | variable.managed * _MANAGED
+            parts += (pack_name(variable.name), _PLACE.pack(variable.address, size))
     except StructError as error:
         raise ValueError(f"module table: {error}") from None
     return b"".join(parts)
@@ -70,10 +75,15 @@ def decode(data: Any) -> ModuleTable:
     """The inverse of :func:`encode`. Raises :class:`Corrupt` with the offset."""
     reader = FieldReader(data, "module table")
     functions = tuple(_function(reader) for _ in range(reader.count(_LEAST_FUNCTION)))
-    variables = tuple(GlobalVariable(reader.name(), *reader.take(_PLACE))
-                      for _ in range(reader.count(_LEAST_GLOBAL)))
+    variables = tuple(_variable(reader) for _ in range(reader.count(_LEAST_GLOBAL)))
     reader.end()
     return ModuleTable(functions, variables)
+
+
+def _variable(reader: FieldReader) -> GlobalVariable:
+    name = reader.name()
+    address, size = reader.take(_PLACE)
+    return GlobalVariable(name, address, size & ~_MANAGED, bool(size & _MANAGED))
 
 
 def _function(reader: FieldReader) -> FunctionInfo:

@@ -15,6 +15,7 @@ from rgpu.checkpoint.device import GRANULE, PAGE
 from rgpu.checkpoint.pages.copy_memory import Room
 from rgpu.session.errors import DeviceError
 from tests.support.checkpoint.fake_device import FakeDevice
+from tests.support.eventually import eventually
 
 KEY = bytes(range(32))
 BASE = 0x2000_0000_0000
@@ -72,9 +73,7 @@ def test_more_for_a_while() -> None:
     pool.trim()
     for frame in taken[3:]:
         pool.give(frame)  # type: ignore[arg-type]
-    until = time.monotonic() + 5
-    while memory.alive > 2 and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: memory.alive <= 2, within=5)
     assert memory.alive == 2 and pool.take(0) is not None and pool.take(0) is not None and pool.take(0) is None
     pool.close()
 

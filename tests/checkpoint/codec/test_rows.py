@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectorySto
 from rgpu.session.errors import DeviceError, StoreError, StoreFull
 from tests.support.checkpoint.samples import KEY
 from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, checkpoint_of, many_pages, restores_as
+from tests.support.eventually import eventually
 
 START = PITCH - PAGE
 
@@ -191,10 +191,7 @@ def test_processes_let_go_of_frames_and_end_with_whoever_began_them(tmp_path: Pa
         writer.add_rows(rows, listed(pages), KEY, lambda: None, memory)
         writer.finish(state_of(pages))
     maps = Path(f"/proc/{encoders._started.pid}/maps")
-    deadline = time.monotonic() + 20
-    while "rgpu-frame" in maps.read_text():
-        assert time.monotonic() < deadline, "the frame is mapped still"
-        time.sleep(0.01)
+    eventually(lambda: "rgpu-frame" not in maps.read_text(), "the frame is mapped still", 20)
     encoders.close()
     assert encoders._started.wait(60) == 0
 

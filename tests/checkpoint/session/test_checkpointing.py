@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from rgpu.session.errors import Refused, StoreFull, StoreUnreachable, TimedOut
 from tests.support.checkpoint.samples import KEY
 from tests.support.checkpoint.sessions import Session
 from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, copy_of, restores_as
+from tests.support.eventually import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +79,7 @@ def test_nothing_is_stored_in_the_pause(tmp_path: Path, room: int) -> None:
     assert all(part > 0 for part in parts) and sum(parts) <= checkpointing.taken.pause_ms <= sum(parts) + 2000
     assert counts["read_ms"] > 0 and counts["prepare_ms"] > 0
     assert restores_as(inner.open("first"), session.moment)  # type: ignore[arg-type]
-    until = time.monotonic() + 30
-    while made._made > 2 and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: made._made <= 2, within=30)
     assert made._made == 2, "what is more than a few frames is given back"
 
 
@@ -167,9 +165,7 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
             if len(calls) == 9:  # six blocks were staged
                 threads.append(threading.Thread(target=give_way, args=("reading",)))
                 threads[0].start()
-                until = time.monotonic() + 20
-                while not made[0]._reason and time.monotonic() < until:  # told; the memory goes after this read
-                    time.sleep(0.001)
+                eventually(lambda: made[0]._reason, within=20)  # told; the memory goes after this read
             return real(pages, staging, key)
 
         session.device.copy_and_hash = copy_and_hash  # type: ignore[method-assign]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from rgpu.checkpoint.store.budget import BURST_SECONDS, UNLIMITED, TokenBucket, need, shares
 from rgpu.checkpoint.store.pace import Pace
+from tests.support.eventually import eventually
 
 MIB = float(1 << 20)
 
@@ -112,10 +112,7 @@ def test_threads_wait_and_are_let_go() -> None:
     threads = [threading.Thread(target=lambda: done.append(pace.wait(100_000))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 20
-    while not pace.report()[1]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    eventually(lambda: pace.report()[1], within=20)
     assert done == []
     with pace.exempt():  # a session stands still
         assert pace.wait(5)

@@ -31,6 +31,7 @@ from rgpu.server.worker.agent.same_host import Door, HostMemory, PlainArea
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import Record, RecordReader
 from tests.support.agent import fake_shim
+from tests.support.eventually import eventually
 
 ARGS = struct.pack("<QQ", 0x2000_0000_0000, 0)  #: of memcpy_h2d
 CHUNK = 1 << 20
@@ -360,9 +361,7 @@ def test_a_channel_that_breaks_takes_nothing_with_it(rig: Rig) -> None:
         pass
     assert rig.worker.door is not None
     rig.worker.door.close()
-    deadline = time.monotonic() + 5
-    while rig.bulk.fileno() >= 0 and time.monotonic() < deadline:
-        rig.bulk.ready()
+    eventually(lambda: rig.bulk.fileno() < 0 or rig.bulk.ready(), within=5)
     assert rig.bulk.fileno() == -1
     rig.copy(chance, 100_000)
     rig.finish()
@@ -398,10 +397,7 @@ def test_hostile_memory_is_refused_and_the_rest_goes_on(rig: Rig) -> None:
     fd = os.memfd_create("bad", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 20)
     rig.bulk._link.channel.send(MEMORY, 99, 1 << 20, fd=fd)
-    deadline = time.monotonic() + 5
-    while not rig.bulk.refused and time.monotonic() < deadline:
-        rig.bulk.ready()
-        time.sleep(0.001)
+    eventually(lambda: rig.bulk.refused or rig.bulk.ready(), within=5)
     assert "sealed" in rig.bulk.refused
     rig.copy(random.Random(10), 100_000)
     rig.settle()

@@ -55,6 +55,20 @@ def test_the_bell_rings_only_when_nobody_attends() -> None:
         os.eventfd_read(ends.reader.doorbell)
 
 
+def test_a_watermark_and_the_answer_behind_it_ring_the_bell_once() -> None:
+    ends = Ends()
+    assert ends.ring.put(34, b"watermark", wake=False)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(ends.reader.doorbell)
+    assert ends.ring.put(33, b"answer") and os.eventfd_read(ends.reader.doorbell) == 1
+    ends.ring.wake()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(ends.reader.doorbell)
+    assert ends.ring.put(34, b"one that nothing follows", wake=False)
+    ends.ring.wake()
+    assert os.eventfd_read(ends.reader.doorbell) == 1
+
+
 @pytest.mark.parametrize("lie", [1 << 63, 4096 * 2, 0])
 def test_a_position_that_cannot_be_is_refused(lie: int) -> None:
     ends = Ends()

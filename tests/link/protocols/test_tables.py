@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.link.data.published import Ping, read_pong
-from rgpu.link.messages import control, data, memory, pages, shim
+from rgpu.link.messages import control, data, memory, pages, ranks, shim
 from rgpu.link.protocols import generate
 from rgpu.link.protocols.control import CONTROL
 from rgpu.link.protocols.data import DATA, MEMORY
@@ -28,7 +28,7 @@ from rgpu.link.protocols.table import Form, Message, Protocol, Record, Way, mess
 from rgpu.session import facts, observed
 from tests.link.protocols import codec, recorded
 
-MODULES = {"shim": shim, "data": data, "memory": memory, "pages": pages, "control": control}
+MODULES = {"shim": shim, "data": data, "memory": memory, "pages": pages, "ranks": ranks, "control": control}
 GOLDEN = json.loads(recorded.GOLDEN.read_text())
 EVERY = [pytest.param(protocol, one, id=f"{protocol.name}-{one.name}")
          for protocol in PROTOCOLS for one in protocol.messages]
@@ -134,9 +134,9 @@ def test_recorded_bodies_are_what_the_tables_say(protocol: Protocol, one: Messag
 
 
 def test_every_message_was_recorded() -> None:
-    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``."""
+    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``; libnccl.so.2 sends GATHER (tests/client/nccl)."""
     seen = {(protocol.name, one.name) for protocol, one, _ in (case.values for case in _golden())}
-    seen |= {("shim", "OBSERVE"), ("shim", "ANSWER_AT")}
+    seen |= {("shim", name) for name in ("OBSERVE", "ANSWER_AT", "GATHER", "GATHERED")}
     assert seen == {(protocol.name, one.name) for protocol in (SHIM, DATA, PAGES) for one in protocol.messages}
 
 

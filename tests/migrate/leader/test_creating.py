@@ -125,3 +125,27 @@ def test_two_at_once_do_not_share_the_last_memory(tmp_path: Path) -> None:
         assert isinstance(refused, Refused) and "full" in refused.message
 
     run(tmp_path, test)
+
+
+def test_a_slow_start_delays_no_other(tmp_path: Path) -> None:
+    """While one node's worker does not come, sessions are placed and started there and elsewhere, and end."""
+    async def test(w: World) -> None:
+        came, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            came.set()
+            await go_on.wait()
+
+        w.pool.faults = [Fault("worker.start", "before", action=slow)]
+        first = asyncio.ensure_future(w.session("slow", "a"))
+        await came.wait()
+        for name, host in (("same", "a"), ("other", "b")):
+            assert (await asyncio.wait_for(w.session(name, host), 5)).state == "running"
+        await asyncio.wait_for(w.coordinator.end("other", reason="over"), 5)
+        await asyncio.wait_for(w.coordinator.migrate("same", "c"), 10)
+        assert not first.done()
+        go_on.set()
+        assert (await first).state == "running"
+        assert (await w.pool.owned_once("slow")).owner == "a" and (await w.pool.owned_once("same")).owner == "c"
+
+    run(tmp_path, test)

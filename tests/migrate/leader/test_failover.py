@@ -20,6 +20,7 @@ from rgpu.migrate.records.ownership import Leader
 from rgpu.migrate.records.schema import Failure, encode
 from rgpu.migrate.registry.base import Put
 from rgpu.session.errors import LinkError, RgpuError, UnknownOutcome
+from tests.support.eventually import eventually_async
 from tests.support.leader.happenings import Crash, Happening, interrupted, leader_crashes, leader_freezes, report_deaths
 from tests.support.leader.pool import GIB, FakePool, Fault, World, elect, run
 
@@ -205,10 +206,7 @@ def test_a_frozen_leader_cannot_command_nodes_either(tmp_path: Path) -> None:
 
 
 async def until(world: World, condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, await world.pool.find("s")
-        await asyncio.sleep(0.02)
+    await eventually_async(condition, lambda: world.pool.find("s"), seconds)
 
 
 def running_on(world: World, *hosts: str) -> Callable[[], Awaitable[bool]]:

@@ -14,6 +14,7 @@ from rgpu.session.errors import (
     Refused,
     StoreError,
 )
+from tests.support.eventually import eventually_async
 from tests.support.leader.pool import GIB, Fault, World, run
 
 
@@ -116,10 +117,10 @@ def test_a_full_pool_makes_a_session_wait_not_fail(tmp_path: Path) -> None:
 
 
 async def _until(w: World, name: str, state: str, seconds: float = 30.0) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while (await w.pool.record(name)).state != state:
-        assert asyncio.get_running_loop().time() < deadline, await w.pool.record(name)
-        await asyncio.sleep(0.02)
+    async def there() -> bool:
+        return (await w.pool.record(name)).state == state
+
+    await eventually_async(there, lambda: w.pool.record(name), seconds)
 
 
 def test_a_leader_that_is_none_any_more_decides_nothing(tmp_path: Path) -> None:

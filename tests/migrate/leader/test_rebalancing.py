@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rgpu.migrate.leader.capacity import make_room
 from rgpu.migrate.scheduling.costs import Limits
 from rgpu.migrate.scheduling.plans.rebalancing import Alarm
 from rgpu.session.errors import Refused
@@ -200,5 +204,30 @@ def test_fragmentation_for_long_enough_is_undone(tmp_path: Path) -> None:
         assert records[0].owner == records[1].owner
         reasons = [entry.value for entry in (await w.registry.list("history/@pool/")).entries]
         assert any(b"GPUs become usable by 1 move" in value for value in reasons)
+
+    run(tmp_path, test)
+
+
+def test_planning_holds_up_no_placement_and_a_pool_that_changed_meanwhile_is_planned_anew(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made without the lock of placements; it counts only for the pool that it was made on."""
+    async def test(w: World) -> None:
+        await fragmented(w)
+        planning, go_on, plans = threading.Event(), threading.Event(), []
+        make = make_room.Rebalancing._plan
+
+        def slow(rebalancing: make_room.Rebalancing, *values: Any) -> Any:
+            plans.append(values)
+            planning.set()
+            assert go_on.wait(20)
+            return make(rebalancing, *values)
+
+        monkeypatch.setattr(make_room.Rebalancing, "_plan", slow)
+        showing = asyncio.ensure_future(w.coordinator.rebalancing.show())
+        await asyncio.to_thread(planning.wait, 20)
+        small = await asyncio.wait_for(w.coordinator.admission.create(order("other", 0.25, priority=5)), 5)
+        assert small.state == "running" and not showing.done(), "a session is placed while a plan is made"
+        go_on.set()
+        assert len((await showing)["moves"]) == 1 and len(plans) == 2, "what it was made on is over: it is made anew"
 
     run(tmp_path, test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import sqlite3
 import stat
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.migrate.registry import clock, place, store
+from rgpu.link.inotify import FileWatch
+from rgpu.migrate.registry import clock, embedded, place, store
 from rgpu.migrate.registry.base import Put, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.registry.store import Store
@@ -238,3 +240,61 @@ def test_old_changes_are_forgotten_by_themselves(tmp_path: Path, monkeypatch: py
         opened.txn([], [Put("a", b"%d" % number)])
     assert opened._db.execute("SELECT count(*) FROM changes").fetchone()[0] <= 30
     opened.close()
+
+
+def test_commits_of_other_processes_are_told_and_an_idle_registry_is_left_alone(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With looks an hour apart, watches hear of commits, of a committer's death and of leases that end."""
+    monkeypatch.setattr(embedded, "LOOK_SECONDS", 3600.0)
+
+    async def test() -> None:
+        registry = await EmbeddedRegistry.open(tmp_path / "registry.db")
+        other = Store(tmp_path / "registry.db")
+        watch = registry.watch("a/")
+        coming = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.3)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        await asyncio.sleep(1.0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - used < 10, "nothing wakes it"
+        other.txn([], [Put("a/1", b"1")])
+        assert (await asyncio.wait_for(coming, 5)).events[0].key == "a/1"
+        lease = other.lease_grant(0.5)
+        coming = asyncio.ensure_future(anext(watch))
+        other.txn([], [Put("a/2", b"2", lease)])
+        assert (await asyncio.wait_for(coming, 5)).events[0].entry is not None
+        assert (await asyncio.wait_for(anext(watch), 5)).events[0].entry is None, "its lease is over"
+        # One that dies between its commit and the sign of it: the sign is never written, its file is closed.
+        coming = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.3)  # the sign of that end is over
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: 0)
+            other.txn([], [Put("a/3", b"3")])
+        await asyncio.sleep(0.3)
+        assert not coming.done()
+        other.close()
+        assert (await asyncio.wait_for(coming, 5)).events[0].key == "a/3"
+        await watch.aclose()
+        await registry.close()
+
+    asyncio.run(test())
+
+
+def test_watches_go_on_where_the_kernel_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(watch: FileWatch) -> None:
+        raise OSError(24, "no more instances")
+
+    monkeypatch.setattr(FileWatch, "__init__", refused)
+
+    async def test() -> None:
+        registry = await EmbeddedRegistry.open(tmp_path / "registry.db")
+        watch = registry.watch("a/")
+        coming = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0.2)
+        other = Store(tmp_path / "registry.db")
+        other.txn([], [Put("a/1", b"1")])
+        assert (await asyncio.wait_for(coming, 5)).events[0].key == "a/1"
+        other.close()
+        await watch.aclose()
+        await registry.close()
+
+    asyncio.run(test())

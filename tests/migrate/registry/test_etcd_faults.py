@@ -18,6 +18,7 @@ from rgpu.migrate.registry.etcd import registry as etcd
 from rgpu.migrate.registry.etcd import rpc as etcd_rpc
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UnknownOutcome
+from tests.support.eventually import eventually_async
 from tests.support.pools.proxy import Proxy
 from tests.support.registry.etcd_cluster import EtcdCluster, Member, needs_etcd
 from tests.support.registry.etcd_use import Follower, eventually, prefix, use, works
@@ -265,10 +266,7 @@ def test_leases_outlive_their_leader(three: EtcdCluster) -> None:
             assert entry is not None and entry.create_revision == first, "the lease was lost"
             assert kept.in_time()
             await registry.lease_revoke(lease)
-            until = time.monotonic() + 5
-            while kept.deadline():
-                assert time.monotonic() < until, "the keeper did not notice that the lease had ended"
-                await asyncio.sleep(0.05)
+            await eventually_async(lambda: not kept.deadline(), "the keeper did not notice that the lease had ended", 5)
         finally:
             keeper.close()
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rgpu.link.control.control_client import ControlClient
-from rgpu.link.data import tickets
+from rgpu.link.data import proofs, tickets
 from rgpu.link.data.frames import client_preamble, connect
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.secrets import PoolSecrets
@@ -72,6 +73,34 @@ class Rotated:
         finally:
             sock.close()
 
+    def stolen(self, session: str) -> list[tickets.Granted]:
+        """Tickets for the session's owner as its agents make them, with keys that are let in and are not its agent's;
+        and that agent's for another node."""
+        owner = self.key_of(self.pool.session(session)["host"])
+        other = KeyPair.load(self.theirs.node_key_path("node-x"))
+        operator, user = (KeyPair.load(self.files.key_path(role)) for role in ("operator", "user"))
+        posing = replace(operator, public=user.public)  # names the agent, and has not its secret half
+        return [*(proofs.prove(pair, owner, session) for pair in (other, operator, posing)),
+                proofs.prove(user, other.public, session)]
+
+    def key_of(self, host: str) -> str:
+        return KeyPair.load(self.files.node_key_path(host)).public
+
+    def nobody_else_attaches(self, session: str, made: list[tickets.Granted]) -> None:
+        with Asker(self.pool).client() as client:
+            host, port = client.call("session.owner", {"session": session, "epoch": 0}, timeout=30)["address"]
+        own = proofs.prove(KeyPair.load(self.files.key_path("user")), self.key_of(self.pool.session(session)["host"]),
+                           session)
+        for number, granted in enumerate([own, *made]):
+            sock = connect((host, int(port)))
+            try:
+                client_preamble(sock, "lane", granted.ticket, granted.secret, session)
+                assert granted is own, f"ticket {number} was taken"
+            except AuthenticationFailed as refused:
+                assert granted is not own, refused.message
+            finally:
+                sock.close()
+
     def forged(self, session: str, secret: bytes) -> tickets.Granted:
         """A ticket as a host makes it that has the pool's secret."""
         return tickets.issue(secret, session, KeyPair.load(self.files.key_path("user")).public, "calls")
@@ -102,12 +131,15 @@ def test_sessions_notice_nothing_and_the_old_secret_opens_nothing(rotated: Rotat
                 (("one", "node-a"), ("two", "node-b"), ("three", "node-x"), ("four", "node-a"))}
     for program in programs.values():
         program.wait_lines(2, 120)
-    Asker(pool).create("idle")
+    Asker(pool).create("idle")  # as the previous version asks
     image = pool.rgpu("checkpoint", "one")["image"]
     old = rotated.files.secret()
     was = rotated.forged("idle", old)
     before = {name: pool.session(name) for name in programs}
     assert rotated.taken("idle", was) and rotated.status()["phase"] == "settled"
+    # Whoever has the pool's secret, and the key of any other node, makes no ticket of a session whose agent proves its
+    # own key; nor does another user of the pool.
+    rotated.nobody_else_attaches("one", [rotated.forged("one", old), *rotated.stolen("one")])
 
     found = pool.rgpu("keys", "rotate", "--overlap", "15s")
     assert found["phase"] in ("overlap", "settled") and found["secret"] == 2, found
@@ -146,6 +178,30 @@ def test_sessions_notice_nothing_and_the_old_secret_opens_nothing(rotated: Rotat
     story = [line["reason"] for line in pool.rgpu("history", "-n", "1000") if line["decision"] == "rotate"]
     assert len(story) == 3, story
     assert '"verb": "pool.secret", "outcome": "ok"' in logged, "who was given it stands in the audit log"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_none_of_twenty_sessions_notices(tmp_path: Path) -> None:
+    with LocalPool(tmp_path, nodes=2, lease=30.0) as pool:
+        files, count = PoolFiles(tmp_path / "pool"), 20
+        over, ticks = tmp_path / "over", ROOT / "tests/scenarios/programs/ticks.py"
+        programs = {f"s{number}": pool.run(sys.executable, str(ticks), str(over), "0.5", name=f"s{number}",
+                                           options=("--memory", "16MiB")) for number in range(count)}
+        before = {name: pool.wait_state(name, "running", 600) for name in programs}
+        assert pool.rgpu("keys", "rotate", "--overlap", "5s", timeout=180)["secret"] == 2
+        eventually(lambda: dict(pool.rgpu("keys", "rotate", "--status"))["phase"] == "settled", within=300)
+        eventually(lambda: list(PoolSecrets(files).marks()) == [2], within=120)
+        for name in programs:
+            now = pool.session(name)
+            assert (now["epoch"], now["worker_pid"]) == (before[name]["epoch"], before[name]["worker_pid"]), name
+        other = "node-b" if before["s0"]["host"] == "node-a" else "node-a"
+        pool.rgpu("migrate", "s0", other, timeout=180)  # attaches anew, with the old secret gone
+        over.touch()
+        for name, program in programs.items():
+            program.process.wait(300)
+            said = dict(line.split() for line in program.lines if line.startswith(("mirror ", "digest ")))
+            assert len(said) == 2 and said["mirror"] == said["digest"], (name, program.lines, program.errors[-5:])
 
 
 @pytest.mark.timeout(900)

@@ -84,6 +84,9 @@ def test_a_leader_who_was_never_elected_is_refused_and_the_real_one_goes_on(pool
                         thief.command(client, verb, args, leader)
                 with pytest.raises(AuthenticationFailed):  # a number that was never given, from the leader's own key
                     thief.command(leaders, verb, args, NEVER)
+            for args in ({"forget": ["victim"]}, {"own": {"victim": 2**40}}, {"cluster": "mine", "revision": 1}):
+                with pytest.raises(AuthenticationFailed, match="pool adopt"):  # nothing is mended here
+                    thief.command(client, "node.adopt", args, NEVER)
             # What a node is asked without a leader does not move its fence either.
             thief.command(client, "node.holdings", {}, NEVER)
     for host in others:

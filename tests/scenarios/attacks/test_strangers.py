@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.attacks.measuring import Asker, daemon_pid, descriptors_of, quantile, server_state
 from tests.support.attacks.pool import Attack, NarrowPool
+from tests.support.eventually import eventually
 
 CONNECTIONS = 5000
 
@@ -78,18 +79,10 @@ def test_a_daemon_without_descriptors_says_so_and_comes_back(narrow: NarrowPool)
     kept = min(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()
                if int(path.name) > 2 and os.readlink(path) == os.devnull)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (kept + 1, narrow.descriptors))  # nothing is left but what is kept
-    deadline = time.monotonic() + 40
-    while server_state(narrow, host)["ready"]:
-        assert time.monotonic() < deadline, "it says that it is ready, and nobody can reach it"
-        time.sleep(0.2)
+    eventually(lambda: not server_state(narrow, host)["ready"], "it says that it is ready, and nobody can reach it",
+               40, every=0.2)
     assert "port cannot be reached" in server_state(narrow, host)["reason"]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (narrow.descriptors, narrow.descriptors))
-    deadline = time.monotonic() + 20
-    while not server_state(narrow, host)["ready"]:
-        assert time.monotonic() < deadline, server_state(narrow, host)
-        time.sleep(0.2)
-    deadline = time.monotonic() + 15
-    while narrow.node(host)["state"] != "ready":
-        assert time.monotonic() < deadline, narrow.node(host)
-        time.sleep(0.2)
+    eventually(lambda: server_state(narrow, host)["ready"], lambda: server_state(narrow, host), 20, every=0.2)
+    eventually(lambda: narrow.node(host)["state"] == "ready", lambda: narrow.node(host), 15, every=0.2)
     assert Asker(narrow).attach("mine") < 10.0 and daemon_pid(narrow, host) == pid

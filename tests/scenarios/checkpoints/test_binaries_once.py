@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged
 
@@ -30,21 +31,16 @@ def cached(pool: LocalPool, host: str) -> list[Path]:
 
 
 def wait_cached(pool: LocalPool, host: str) -> Path:
-    deadline = time.monotonic() + 10
-    while not (found := [path for path in cached(pool, host) if len(path.name) == 64]):
-        assert time.monotonic() < deadline, f"{host} keeps no module binary"
-        time.sleep(0.02)
+    found = eventually(lambda: [path for path in cached(pool, host) if len(path.name) == 64],
+                       f"{host} keeps no module binary", 10)
     assert len(found) == 1
     return found[0]
 
 
 def wait_row(staged: Staged, wanted: Any) -> dict[str, Any]:
     """The session's row once its figures, which come every second, are as wanted."""
-    deadline = time.monotonic() + 15
-    while not wanted(row := staged.pool.session(staged.name)):
-        assert time.monotonic() < deadline, row
-        time.sleep(0.2)
-    return row
+    return eventually(lambda: row if wanted(row := staged.pool.session(staged.name)) else {},
+                      lambda: staged.pool.session(staged.name), 15, every=0.2)
 
 
 def run(pool: LocalPool, name: str, host: str = "node-a", program: str = "binaries") -> Staged:

@@ -26,6 +26,7 @@ from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.replaying import Replay
 from rgpu.session.journal.recording import Recording
+from tests.support.eventually import eventually
 from tests.support.pools.fire import OTHER
 from tests.support.pools.pool import ROOT, LocalPool, Program, VerbError
 from tests.support.pools.staged import line
@@ -61,10 +62,9 @@ class Restless:
         asked = subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "checkpoint", "restless", "-o", "json"],
                                  env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True)
-        deadline = time.monotonic() + 30
-        while not (self.folder / "fault.cut.fired").exists():
-            assert time.monotonic() < deadline and asked.poll() is None, asked.communicate()
-            time.sleep(0.01)
+        fired = self.folder / "fault.cut.fired"
+        eventually(lambda: fired.exists() or asked.poll() is not None, asked.communicate, 30)
+        assert fired.exists(), asked.communicate()
         return asked
 
     def runs_on(self) -> None:
@@ -88,11 +88,11 @@ def failed(asked: subprocess.Popen[str]) -> str:
 
 
 def recovered(pool: LocalPool, epoch: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while (row := pool.session("restless"))["epoch"] < epoch or row["state"] != "running":
-        assert time.monotonic() < deadline, (row, pool.logs())
-        time.sleep(0.1)
-    return row
+    def running() -> dict[str, Any]:
+        row = pool.session("restless")
+        return row if row["epoch"] >= epoch and row["state"] == "running" else {}
+
+    return eventually(running, lambda: (pool.session("restless"), pool.logs()), 60, every=0.1)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, Refused, StoreDenied, StoreUnreachable
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, VerbError
 
 
@@ -35,11 +36,11 @@ def fails(kind: Any, pool: LocalPool, *verb: str) -> str:
 
 
 def running_again(pool: LocalPool, name: str, epoch: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while (row := pool.session(name))["epoch"] < epoch or row["state"] != "running":
-        assert time.monotonic() < deadline, row
-        time.sleep(0.2)
-    return row
+    def running() -> dict[str, Any]:
+        row = pool.session(name)
+        return row if row["epoch"] >= epoch and row["state"] == "running" else {}
+
+    return eventually(running, lambda: pool.session(name), 60, every=0.2)
 
 
 def test_checkpoints_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> None:
@@ -70,9 +71,7 @@ def test_checkpoints_are_listed_shown_checked_and_kept_in_order(small: LocalPool
     for name in left:
         pool.rgpu("image", "verify", name)
     assert pool.rgpu("checkpoint", "listed", "--no-wait") == {"session": "listed", "waited": False}
-    deadline = time.monotonic() + 30
-    while pool.rgpu("image", "ls", "listed")[0]["image"] == newest:
-        assert time.monotonic() < deadline, "nobody took the checkpoint"
+    eventually(lambda: pool.rgpu("image", "ls", "listed")[0]["image"] != newest, "nobody took the checkpoint", 30)
     pool.rgpu("kill", "listed")
     assert not pool.rgpu("image", "gc", "--ended", "1h")["images"]
     assert pool.rgpu("image", "gc", "--ended", "0", "--grace", "0")["images"]

@@ -16,6 +16,7 @@ import pytest
 
 from rgpu.session.effects import Kind
 from tests.support.effects.collect import histories
+from tests.support.eventually import eventually
 from tests.support.pools.fire import HEAT, Fire
 from tests.support.pools.pool import ROOT
 from tests.support.pools.sweep import SWEEP, sample
@@ -44,11 +45,11 @@ class Promised(Fire):
         self.destination = ""
 
     def place(self) -> tuple[str, ...]:
-        nodes = self.pool.living()
-        deadline = time.monotonic() + 30
-        while not any(row["leader"] for row in nodes):
-            assert time.monotonic() < deadline, "nobody leads"
-            nodes = self.pool.living()
+        def led() -> list[dict[str, Any]]:
+            found = self.pool.living()
+            return found if any(row["leader"] for row in found) else []
+
+        nodes = eventually(led, "nobody leads", 30)
         source, self.destination = [row["host"] for row in nodes if not row["leader"]]
         return "--host", source
 
@@ -70,10 +71,7 @@ class Promised(Fire):
         raise AssertionError("the step was not reached: nothing was tested")
 
     def _wait_served(self) -> None:
-        deadline = time.monotonic() + 60
-        while self.gap() is None:
-            assert time.monotonic() < deadline, "the session stands still"
-            time.sleep(0.05)
+        eventually(lambda: self.gap() is not None, "the session stands still", 60, every=0.05)
 
     def gap(self) -> float | None:
         """Seconds from the last offer until somebody served the session again; None: nobody yet."""

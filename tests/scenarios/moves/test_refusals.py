@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 from tests.support.pools.staged import Staged
 
@@ -27,10 +27,10 @@ class Node:
             [sys.executable, "-m", "rgpu.cli.main", "server", "--host", host, "--lease", "2.0", *options],
             env={**pool.environment, **environment}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self.log,
             stderr=self.log)
-        deadline = time.monotonic() + 30
-        while not any(row["host"] == host and row["state"] == "ready" for row in pool.living()):
-            assert self.process.poll() is None and time.monotonic() < deadline, f"{host} did not join the pool"
-            time.sleep(0.1)
+        eventually(lambda: self.process.poll() is not None
+                   or any(row["host"] == host and row["state"] == "ready" for row in pool.living()),
+                   f"{host} did not join the pool", 30, every=0.1)
+        assert self.process.poll() is None, f"{host} ended with {self.process.returncode}"
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)

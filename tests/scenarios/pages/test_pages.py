@@ -12,13 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pages.machines import TOKEN, Machines
 from tests.support.pages.page import Block, blocks
 from tests.support.pools.hosts import Network, unavailable
@@ -84,13 +84,12 @@ def nodes(machines: Machines, name: str) -> set[str]:
 
 
 def wait_nodes(machines: Machines, name: str, hosts: set[str], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
+    def seen() -> bool:
         with contextlib.suppress(AssertionError):
-            if nodes(machines, name) == hosts:
-                return
-        assert time.monotonic() < deadline, f"{name} sees {nodes(machines, name)}, not {hosts}"
-        time.sleep(0.5)
+            return nodes(machines, name) == hosts
+        return False
+
+    eventually(seen, lambda: f"{name} sees {nodes(machines, name)}, not {hosts}", seconds, every=0.5)
 
 
 def every_verb(machines: Machines, name: str, others: tuple[str, str], operator: bool) -> None:
@@ -155,13 +154,43 @@ def test_upgrade_and_backup(machines: Machines) -> None:
     boot_hosts(machines)
     boot_laptop(machines)
     machines.run(blocks("operators/upgrades.md", "One host"), PEOPLE)
-    backup = blocks("operators/etcd.md", "Backup")
-    machines.run(backup[:1], PEOPLE)
+    machines.run(blocks("operators/etcd.md", "Backup"), PEOPLE)
     machines["laptop"].sh(f"rgpu run --name after -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
-    machines.run(backup[1:], PEOPLE)
+    machines.run(blocks("operators/etcd.md", "Restoring etcd"), PEOPLE)
     wait_nodes(machines, "laptop", set(HOSTS))
     ran = machines["laptop"].sh(f"rgpu run -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
     assert "digest" in ran
+
+
+@pytest.mark.slow
+@needs_etcdctl
+def test_the_keys_of_the_first_host_are_restored(machines: Machines) -> None:
+    """Its folder is deleted, and restored from a backup that a revocation and a rotation followed.
+
+    A session goes on meanwhile, its checkpoint is read, users run programs, and who was revoked stays out.
+    """
+    boot_hosts(machines)
+    boot_laptop(machines)
+    laptop, first, operator = machines["laptop"], machines["node-a"], machines["node-b"]
+    leaves = TOKEN.findall(operator.sh("rgpu keys invite --user leaves"))[-1]
+    laptop.sh(f"rgpu login --no-use --name of-leaves {leaves}; rgpu ps --context of-leaves")
+    machines.run(blocks("operators/etcd.md", "Backup"), PEOPLE)
+    operator.sh("rgpu keys revoke --yes leaves; rgpu keys rotate")
+    laptop.sh(f"(rgpu run --name goes-on --host node-a -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 2000000 "
+              "> /run/goes-on.out 2>&1 &)\nuntil grep -q step /run/goes-on.out; do sleep 0.2; done")
+    image = json.loads(laptop.sh("rgpu checkpoint goes-on -o json"))["image"]
+
+    first.sh("rm -rf /var/lib/rgpu/pool")
+    machines.run(blocks("operators/etcd.md", "Restoring a host's keys"), PEOPLE)
+    wait_nodes(machines, "laptop", set(HOSTS))
+    assert "digest" in laptop.sh(f"rgpu run --host node-a -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
+    where = json.loads(laptop.sh("rgpu describe goes-on -o json"))["host"]
+    other = next(host for host in HOSTS if host != where)
+    laptop.sh(f"rgpu migrate goes-on {other} && rgpu image verify {image} && rgpu kill goes-on")
+    for machine in (laptop, first):
+        assert "leaves" not in machine.sh("rgpu keys list")
+    refused = laptop.sh("rgpu ps --context of-leaves", check=False)
+    assert "leaves" in refused or "key" in refused, refused
 
 
 def setup_of_a_host() -> list[Block]:

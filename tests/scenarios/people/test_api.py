@@ -17,7 +17,8 @@ import rgpu
 from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool
 
-EXAMPLE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/users/api.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLE = [text for text in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/users/api.md").read_text(), re.M | re.S)
+           if "rgpu.integrations" not in text]  # those are of frameworks: test_frameworks.py
 #: `train.py` of the page: the heat example, which lasts a few seconds.
 TRAIN = (f"import sys\nsys.argv = [{str(HELD)!r}, 'never', '0', '0.05', {str(EXAMPLES / 'heat.py')!r}, '--n', '64',"
          " '--steps', '2000', '--report', '50']\n" f"exec(compile(open({str(HELD)!r}).read(), 'held', 'exec'))\n")
@@ -102,8 +103,52 @@ def test_a_program_hears_of_its_moves(local: LocalPool, api: rgpu.Pool, tmp_path
 
 
 @pytest.mark.timeout(300)
-def test_the_example_of_asyncio(local: LocalPool, tmp_path: Path) -> None:
+def test_the_example_of_detached_runs(local: LocalPool, tmp_path: Path) -> None:
     lines = example(local, tmp_path, 5)
+    assert lines[0] == "True" and lines[1] == "exit code 143 its program was ended by SIGTERM"
+    assert re.fullmatch(r"1 line; \['api-detached'.*", lines[2]), lines
+
+
+@pytest.mark.timeout(300)
+def test_a_handle_means_one_detached_run(local: LocalPool, api: rgpu.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RGPU_RUNS_DIR", local.environment["RGPU_RUNS_DIR"])
+    with pytest.raises(rgpu.UsageError, match="follow"):
+        api.run(["true"], detach=True, stdout=subprocess.PIPE)  # type: ignore[call-overload]
+    with pytest.raises(rgpu.UsageError, match="detach"):
+        api.run(["true"], log_limit="1MiB")  # type: ignore[call-overload]
+    with pytest.raises(rgpu.Refused):
+        api.run(["true"], name="too-much", memory="1TB", detach=True)
+    with pytest.raises(rgpu.NotFound):
+        rgpu.DetachedRun("too-much")
+    first = api.run(["sh", "-c", "echo one; exit 3"], name="again", detach=True)
+    assert (first.wait(60), first.poll(), first.logs()) == (3, 3, b"one\n")
+    assert (first.status().state, first.status().reason) == ("ended", "its program ended with exit code 3")
+    with pytest.raises(rgpu.NotFound, match="has ended"):
+        first.signal(signal.SIGTERM)
+
+    async def main() -> None:
+        async with rgpu.AsyncPool(local.environment["RGPU_POOL"]) as pool:
+            second = await pool.run(["sh", "-c", "echo two; exec sleep 600"], name="again", detach=True)
+            for known in (first.wait, first.status, first.logs):
+                with pytest.raises(rgpu.NotFound, match="another one has its name"):
+                    known()
+            assert second.poll() is None and (await pool.session(second)).name == "again"
+            with pytest.raises(rgpu.AlreadyExists):
+                await pool.run(["true"], name="again", detach=True)
+            with pytest.raises(rgpu.TimedOut):
+                await second.wait(0.2)
+            async for piece in second.follow():
+                assert piece == b"two\n"
+                second.signal(signal.SIGKILL)
+            assert await second.wait(60) == 137 == second.poll() and await second.logs(tail=1) == b"two\n"
+            assert rgpu.AsyncDetachedRun("again").status().reason == "its program was ended by SIGKILL"
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(300)
+def test_the_example_of_asyncio(local: LocalPool, tmp_path: Path) -> None:
+    lines = example(local, tmp_path, 6)
     assert "['api-async-0', 'api-async-1']" in lines and lines[-1] == "exit codes [0, 0]"
 
 

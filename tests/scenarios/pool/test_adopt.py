@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 from tests.support.pools.storm import SMALL, TICKS
 from tests.support.registry.etcd_cluster import EtcdCluster, needs_etcd
@@ -50,13 +51,11 @@ def set_back(data: Path, backup: Path) -> None:
 
 def wait_adoptable(pool: LocalPool) -> dict:
     """The plan, once every node has seen what happened."""
-    deadline = time.monotonic() + 60
-    while True:
+    def plan() -> dict:
         found = pool.rgpu("pool", "adopt", timeout=120)
-        if found["went_back"] and not found["problems"]:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.5)
+        return found if found["went_back"] and not found["problems"] else {}
+
+    return eventually(plan, lambda: pool.rgpu("pool", "adopt", timeout=120), 60, every=0.5)
 
 
 @pytest.mark.slow

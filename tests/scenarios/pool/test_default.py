@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 
 PROGRAMS = ROOT / "tests" / "scenarios" / "programs"
@@ -58,10 +59,8 @@ def test_a_pool_with_another_default_and_a_run_that_shares_it(pool: LocalPool) -
 def test_refused_with_the_largest_share_that_is_free(pool: LocalPool, tmp_path: Path) -> None:
     pool.rgpu("pool", "set", "default-gpus", "1")
     held = pool.run(sys.executable, "-c", "import time; time.sleep(60)", name="held", options=("--gpus", "0.5"))
-    deadline = time.monotonic() + 30
-    while not pool.rgpu("ps"):
-        assert time.monotonic() < deadline and held.process.poll() is None, held.errors
-        time.sleep(0.2)
+    eventually(lambda: pool.rgpu("ps") or held.process.poll() is not None, lambda: held.errors, 30, every=0.2)
+    assert held.process.poll() is None, held.errors
     witness = tmp_path / "started"
     done = rgpu_run(pool, "--name", "whole", "--", "touch", str(witness))
     assert done.returncode and not witness.exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools import verbs
 from tests.support.pools.hosts import HostsPool, Network, unavailable
 from tests.support.pools.pool import VerbError
@@ -36,10 +37,8 @@ def described(pool: HostsPool, folder: Path) -> list[str]:
 
 
 def wait_described(pool: HostsPool, folder: Path, hosts: set[str]) -> None:
-    deadline = time.monotonic() + 20
-    while set(described(pool, folder)) != hosts:
-        assert time.monotonic() < deadline, f"{folder} names {described(pool, folder)}"
-        time.sleep(0.1)
+    eventually(lambda: set(described(pool, folder)) == hosts, lambda: f"{folder} names {described(pool, folder)}", 20,
+               every=0.1)
 
 
 def refused(pool: HostsPool, host: str, *options: str) -> str:
@@ -68,14 +67,9 @@ def test_the_first_host_is_destroyed(pool: HostsPool) -> None:
         began = time.monotonic()
         assert {row["session"] for row in pool.rgpu("ps")} == {"h"}
         assert time.monotonic() - began < 20
-        deadline = time.monotonic() + 30
-        while {row["host"] for row in pool.rgpu("nodes") if row.get("answers")} != {SECOND, THIRD}:
-            assert time.monotonic() < deadline, pool.rgpu("nodes")
-            time.sleep(0.3)
-    deadline = time.monotonic() + 30
-    while pool.rgpu("pool", "status")["leader"] not in (SECOND, THIRD):
-        assert time.monotonic() < deadline, "nobody leads"
-        time.sleep(0.3)
+        eventually(lambda: {row["host"] for row in pool.rgpu("nodes") if row.get("answers")} == {SECOND, THIRD},
+                   lambda: pool.rgpu("nodes"), 30, every=0.3)
+    eventually(lambda: pool.rgpu("pool", "status")["leader"] in (SECOND, THIRD), "nobody leads", 30, every=0.3)
     owner = pool.session("h")["host"]
     pool.rgpu("checkpoint", "h")
     pool.rgpu("migrate", "h", THIRD if owner == SECOND else SECOND)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rgpu.server.node.metrics import SPECS
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 
 
@@ -35,10 +35,8 @@ def serve(pool: LocalPool, folder: Path, *options: str) -> subprocess.Popen[str]
 
 
 def wait_node(pool: LocalPool, host: str, there: bool = True) -> None:
-    deadline = time.monotonic() + 60
-    while any(row["host"] == host for row in pool.living()) is not there:
-        assert time.monotonic() < deadline, f"{host} is {'not ' if there else ''}there"
-        time.sleep(0.2)
+    eventually(lambda: any(row["host"] == host for row in pool.living()) is there,
+               f"{host} is {'not ' if there else ''}there", 60, every=0.2)
 
 
 def scrape(folder: Path, host: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -70,10 +68,7 @@ def test_one_that_only_leads(fresh_pool: LocalPool) -> None:
         assert refused["decision"] == "refuse" and "node-l has no device at all" in refused["reason"]
         for host in ("node-a", "node-b", "node-c"):
             os.kill(pool.node(host)["pid"], signal.SIGTERM)
-        deadline = time.monotonic() + 60
-        while pool.rgpu("pool", "status")["leader"] != "node-l":
-            assert time.monotonic() < deadline, "it does not lead"
-            time.sleep(0.2)
+        eventually(lambda: pool.rgpu("pool", "status")["leader"] == "node-l", "it does not lead", 60, every=0.2)
     finally:
         only.terminate()
         assert only.wait(30) == 0

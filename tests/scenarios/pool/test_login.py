@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools import verbs
 from tests.support.pools.pool import EXAMPLES, ROOT, LocalPool
 
@@ -97,10 +98,7 @@ def test_one_word_joins_a_machine(pool: LocalPool) -> None:
     assert laptop.run("--context", "boss").returncode == 0, "an operator runs programs, too"
     assert [row["name"] for row in laptop.json("context", "ls") if row["current"]] != ["boss"]  # type: ignore[attr-defined]
     pool.rgpu("keys", "revoke", "anna")
-    deadline = time.monotonic() + 20
-    while (out := laptop.rgpu("ps")).returncode != 7:
-        assert time.monotonic() < deadline, out
-        time.sleep(0.2)
+    eventually(lambda: laptop.rgpu("ps").returncode == 7, lambda: laptop.rgpu("ps"), 20, every=0.2)
 
 
 def pool_error(pool: LocalPool, *words: str) -> tuple[int, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from rgpu.link import versions
 from rgpu.session.errors import DeviceError, VersionMismatch
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -56,10 +56,8 @@ def test_sharing_memory_is_refused_in_one_line_and_named_in_ps(single: LocalPool
         assert process.stdout is not None and process.stdin is not None
         assert [process.stdout.readline().strip() for _ in range(4)] == ["801"] * 4
         wanted = ["cuIpcGetMemHandle", "cuMemExportToShareableHandle"]
-        deadline = time.monotonic() + 15
-        while (named := single.session("shares")["unsupported_calls"]) != wanted:
-            assert time.monotonic() < deadline, named
-            time.sleep(0.2)
+        eventually(lambda: single.session("shares")["unsupported_calls"] == wanted,
+                   lambda: single.session("shares")["unsupported_calls"], 15, every=0.2)
     finally:
         _, err = process.communicate("\n", timeout=30)
     assert process.returncode == 0, err

@@ -20,6 +20,7 @@ import pytest
 from rgpu.server.box import host
 from rgpu.server.box.cgroups import Cgroups
 from rgpu.server.node.workers.boxes import group_prefix
+from tests.support.eventually import eventually
 from tests.support.pools.growth import look
 from tests.support.pools.pool import LocalPool, Program, VerbError
 from tests.support.pools.storm import TICKS
@@ -119,9 +120,8 @@ def test_sessions_killed_at_random_moments_leave_nothing(tmp_path: Path, monkeyp
             ended = list(several.map(lambda number: one(pool, number), range(COUNT // 2 if users else COUNT)))
         assert len(set(ended)) >= 4
         settle(pool)
-        deadline = time.monotonic() + SETTLED
-        while (after := figures(pool, daemons)) != before and not near(before, after) and time.monotonic() < deadline:
-            time.sleep(1.0)
+        after = eventually(lambda: (now := figures(pool, daemons)) == before and now or near(before, now) and now,
+                           lambda: (before, figures(pool, daemons)), SETTLED, every=1.0)
         grown = {name: (held.resident_mib - was.resident_mib) for name, pid in daemons.items()
                  if (held := look(pid)) and (was := began[name])}
         print(f"{len(ended)} sessions, users {users or 'of the daemon'}\nbefore {before}\nafter  {after}\n"

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 
 
@@ -29,13 +29,7 @@ def fresh_pool(tmp_path: Path) -> Iterator[LocalPool]:
 
 def leader(pool: LocalPool) -> str:
     """The node that leads now."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = pool.rgpu("pool", "status")["leader"]
-        if found:
-            return str(found)
-        time.sleep(0.1)
-    raise AssertionError("nobody leads")
+    return str(eventually(lambda: pool.rgpu("pool", "status")["leader"], "nobody leads", 30, every=0.1))
 
 
 def restart(pool: LocalPool, host: str) -> None:
@@ -63,13 +57,9 @@ class Events:
             self.seen.append(json.loads(line))
 
     def wait(self, decision: str, seconds: float = 60, **values: Any) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while True:
-            for event in list(self.seen):
-                if event["decision"] == decision and all(event[key] == value for key, value in values.items()):
-                    return event
-            assert time.monotonic() < deadline, f"no {decision} {values} among {self.seen}"
-            time.sleep(0.05)
+        return eventually(lambda: next((event for event in list(self.seen) if event["decision"] == decision and all(
+            event[key] == value for key, value in values.items())), {}),
+            lambda: f"no {decision} {values} among {self.seen}", seconds, every=0.05)
 
     def stop(self) -> None:
         self.process.terminate()

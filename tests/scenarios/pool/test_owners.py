@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rgpu.link.control.control_client import ControlClient
 from rgpu.link.control.verbs import TABLE, VERBS, On
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, NotPermitted, RgpuError
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 
 VICTIM = "victims-secret-run"
@@ -143,10 +143,8 @@ def test_a_stranger_is_in_the_audit(attack: Attack) -> None:
     endpoint: Endpoint = attack.endpoints[attack.leader]
     with ControlClient(stranger, [endpoint], connect_timeout=1) as client, pytest.raises(AuthenticationFailed):
         client.call("pool.ping", timeout=3)
-    deadline = time.monotonic() + 5
-    while not any(line["key"] == stranger.public and line["verb"] == "connect" for line in attack.audit(attack.leader)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: any(line["key"] == stranger.public and line["verb"] == "connect"
+                           for line in attack.audit(attack.leader)), within=5, every=0.1)
 
 
 def test_an_operator_acts_and_it_is_told_who(attack: Attack) -> None:

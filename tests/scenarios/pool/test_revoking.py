@@ -17,6 +17,7 @@ import pytest
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable
+from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool, Program, VerbError
 
 HOLDS_SECONDS = 2.0
@@ -35,10 +36,7 @@ class Users:
         (folder / "keys").mkdir(parents=True, mode=0o700)
         shutil.copy(self.files.description_path, folder / "pool.json")
         shutil.copy(self.files.root / "keys" / f"{name}.key", folder / "keys" / f"{role}.key")
-        deadline = time.monotonic() + 10
-        while not all(self.lets_in(name).values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: all(self.lets_in(name).values()), within=10, every=0.1)
         return folder
 
     def lets_in(self, name: str, seconds: float = 3.0) -> dict[str, bool]:
@@ -75,10 +73,7 @@ class Users:
             subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "server", "--host", host, "--lease",
                               str(self.pool.lease)], env=self.pool.environment, cwd=ROOT, stdin=subprocess.DEVNULL,
                              stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 60
-        while self.pool.node(host)["pid"] in (None, pid):
-            assert time.monotonic() < deadline, self.pool.logs()
-            time.sleep(0.2)
+        eventually(lambda: self.pool.node(host)["pid"] not in (None, pid), self.pool.logs, 60, every=0.2)
 
 
 @pytest.fixture

@@ -51,6 +51,23 @@ for what, image, codes, words in (
     for word in words:
         assert word in log, (what, word, log)
 
+deep = "".join(f".func f{i}() {{ {f'call f{i - 1}, ();' if i else ''} ret; }}\n" for i in range(300))
+code, log = load(f".version 7.0\n.target sm_75\n.address_size 64\n{deep}.visible .entry k() {{ call f299, (); ret; }}\n"
+                 "\0".encode())
+assert code == 2 and "functions deep" in log, (code, log)
+# A kernel of 3,000 labels is compiled by a process of its own, within the worker's walls.
+labels = "".join(f"L{i}:\nsetp.eq.u32 %p1, %r1, {i};\n@%p1 bra DONE;\nadd.u32 %r2, %r2, 1;\n" for i in range(3000))
+large = check(driver.cuModuleLoadData(
+    f".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n.reg .b32 %r<3>;\n"
+    f".reg .b64 %rd<2>;\n.reg .pred %p<2>;\nld.param.u64 %rd1, [p];\nmov.u32 %r1, 2500;\nmov.u32 %r2, 0;\n{labels}"
+    "DONE:\nst.global.u32 [%rd1], %r2;\nret;\n}\n\0".encode()))
+memory = check(driver.cuMemAlloc(128))
+check(driver.cuLaunchKernel(check(driver.cuModuleGetFunction(large, b"k")), 1, 1, 1, 1, 1, 1, 0, 0,
+                            ((int(memory),), (ctypes.c_void_p,)), 0))
+passed = np.zeros(1, np.uint32)
+check(driver.cuMemcpyDtoH(passed.ctypes.data, memory, 4))
+assert passed[0] == 2500, passed
+
 module, good = kernels(b'extern "C" __global__ void good(int* p) { p[threadIdx.x] = 7; }', "good")
 memory = check(driver.cuMemAlloc(128))
 check(driver.cuLaunchKernel(good, 1, 1, 1, 32, 1, 1, 0, 0, ((int(memory),), (ctypes.c_void_p,)), 0))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT
 from tests.support.processes import command_line, living
 
@@ -69,10 +70,9 @@ def test_broken_off_it_ends_what_it_started(tmp_path: Path) -> None:
     chaos = subprocess.Popen(command(tmp_path, "--sessions", "2", "--jobs", "2", "--pace", "30", "--minutes", "2"),
                              env=environment(tmp_path), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              text=True)
-    until = time.monotonic() + 60
-    while not (outputs := [path for path in (tmp_path / "logs").glob("*-0.out") if "step" in path.read_text()]):
-        assert time.monotonic() < until and chaos.poll() is None, "no session runs"
-        time.sleep(0.1)
+    outputs = eventually(lambda: [path for path in (tmp_path / "logs").glob("*-0.out") if "step" in path.read_text()]
+                         or chaos.poll() is not None, "no session runs", 60, every=0.1)
+    assert chaos.poll() is None, "no session runs"
     chaos.send_signal(signal.SIGINT)
     said = "\n".join(chaos.communicate(timeout=60))
     assert chaos.returncode == 1 and "broken off" in said, (outputs, said)

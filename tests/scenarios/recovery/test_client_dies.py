@@ -50,14 +50,14 @@ def client_dies(program: Program) -> float:
 
 
 def until(pool: LocalPool, name: str, state: str, seconds: float) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while True:
+    def there() -> dict[str, Any]:
         with contextlib.suppress(VerbError):
             row = pool.session(name)
-            if row["state"] == state:
-                return row
-        assert time.monotonic() < deadline, f"{name} is not {state}: {row}\n{pool.logs()[-6000:]}"
-        time.sleep(0.2)
+            return row if row["state"] == state else {}
+        return {}
+
+    return eventually(there, lambda: f"{name} is not {state}: {pool.session(name)}\n{pool.logs()[-6000:]}", seconds,
+                      every=0.2)
 
 
 def daemon_of(pool: LocalPool, host: str) -> int:
@@ -161,10 +161,7 @@ def test_the_daemon_is_away_meanwhile(pool: LocalPool, what: str) -> None:
     row = until(pool, "s", "ended", 90)
     assert "its client host was silent" in row["reason"], row
     assert time.monotonic() - began > GRACE - 1
-    deadline = time.monotonic() + 20
-    while workers(pool):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.2)
+    eventually(lambda: not workers(pool), "a worker is left", 20, every=0.2)
 
 
 @pytest.mark.parametrize("what", ["frozen", "killed"])
@@ -190,10 +187,7 @@ def test_a_program_that_ends_while_its_daemon_is_away(pool: LocalPool, what: str
         for daemon in away:
             os.kill(daemon, signal.SIGCONT)
     until(pool, "s", "ended", 60)
-    deadline = time.monotonic() + 20
-    while workers(pool):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.2)
+    eventually(lambda: not workers(pool), "a worker is left", 20, every=0.2)
 
 
 def test_a_network_cut_within_the_grace_loses_nothing(tmp_path: Path) -> None:
@@ -208,10 +202,7 @@ def test_a_network_cut_within_the_grace_loses_nothing(tmp_path: Path) -> None:
              str(port), "--advertise-data", f"127.0.0.1:{proxy.address[1]}"], env=pool.environment, cwd=ROOT,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 60
-        while not pool._ready():
-            assert time.monotonic() < deadline, pool.logs()
-            time.sleep(0.1)
+        eventually(pool._ready, pool.logs, 60, every=0.1)
         program = held(pool, "s")
         proxy.set("drop")
         deadline = time.monotonic() + 30

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 from tests.support.pools.staged import line
 
@@ -38,11 +38,7 @@ class Pool(LocalPool):
         self.until(lambda: Path(f"{self.fault}.cpu.launch.fired").exists())
 
     def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.05)
-        return found
+        return eventually(condition, self.logs, seconds, every=0.05)
 
     def on(self, name: str, epoch: int) -> dict[str, Any]:
         """The session's row once it runs at that epoch, or a later one."""

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.faults import WatchedPool
 from tests.support.pools.pool import ROOT, Program, VerbError
 from tests.support.pools.sweep import SWEEP, sample
@@ -75,11 +76,9 @@ def expected(killed: WatchedPool) -> str:
 def wait_line(program: Program, phase: str, number: int) -> str:
     """Until the program says that it is at the phase."""
     wanted = f"at {phase} {number}"
-    deadline = time.monotonic() + 120
-    while wanted not in program.lines:
-        assert program.process.poll() is None, program.errors[-20:]
-        assert time.monotonic() < deadline, program.lines[-3:]
-        time.sleep(0.001)
+    eventually(lambda: wanted in program.lines or program.process.poll() is not None, lambda: program.lines[-3:], 120,
+               every=0.001)
+    assert wanted in program.lines, program.errors[-20:]
     return wanted
 
 
@@ -99,14 +98,14 @@ def revive(pool: WatchedPool, host: str) -> None:
 
 def settle(pool: WatchedPool) -> None:
     """All three nodes are there again."""
-    deadline = time.monotonic() + 60
-    while True:
+    def there() -> bool:
         with contextlib.suppress(VerbError):
             rows = pool.living()
-            if len(rows) == 3 and all(row["state"] == "ready" for row in rows) and any(row["leader"] for row in rows):
-                return
-        assert time.monotonic() < deadline, pool.logs()[-5000:]
-        time.sleep(0.2)
+            return len(rows) == 3 and all(row["state"] == "ready" for row in rows) and any(
+                row["leader"] for row in rows)
+        return False
+
+    eventually(there, lambda: pool.logs()[-5000:], 60, every=0.2)
 
 
 def strike(pool: WatchedPool, actor: str, row: dict[str, object]) -> str:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +42,8 @@ class MovingPool(LocalPool):
             env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL) for host in before}
         try:
-            deadline = time.monotonic() + 90
-            while not all(self._serves(host, daemon) for host, daemon in daemons.items()):
-                assert time.monotonic() < deadline, f"the daemons do not come back:\n{self.logs()}"
-                time.sleep(0.1)
+            eventually(lambda: all(self._serves(host, daemon) for host, daemon in daemons.items()),
+                       lambda: f"the daemons do not come back:\n{self.logs()}", 90, every=0.1)
             # A node that is ready has told the registry; the file follows a moment later.
             eventually(lambda: all(self.controls()[host] != before[host] for host in before),
                        f"pool.json still names a port of before: {before}")
@@ -77,10 +74,8 @@ def heat(pool: LocalPool, name: str) -> Program:
 
 def wait_told(log: Path, address: str) -> None:
     """Until the agent has written down that the worker told it of the address."""
-    deadline = time.monotonic() + 30
-    while not any("says the worker" in line and address in line for line in log.read_text().splitlines()):
-        assert time.monotonic() < deadline, f"nobody told the agent of {address}:\n{log.read_text()[-3000:]}"
-        time.sleep(0.1)
+    eventually(lambda: any("says the worker" in line and address in line for line in log.read_text().splitlines()),
+               lambda: f"nobody told the agent of {address}:\n{log.read_text()[-3000:]}", 30, every=0.1)
 
 
 def test_an_agent_finds_a_pool_whose_daemons_came_back_elsewhere(

@@ -15,6 +15,7 @@ import pytest
 
 from rgpu.server import position_page
 from rgpu.server.position_page import Reached
+from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, HELD, LocalPool
 from tests.support.pools.staged import line as ours
 
@@ -44,14 +45,10 @@ def worker(home: Path) -> int:
 
 def kill_at(pool: LocalPool, name: str, epoch: int, position: int) -> Reached:
     """End the worker of that epoch once it has applied the call; how far it was. (Verbs are slower than a replay.)"""
-    deadline = time.monotonic() + 90
-    while (path := page(pool, name, epoch)) is None:
-        assert time.monotonic() < deadline, f"no worker at epoch {epoch}: {pool.session(name)}"
-        time.sleep(0.01)
+    path = eventually(lambda: page(pool, name, epoch), lambda: f"no worker at epoch {epoch}: {pool.session(name)}", 90)
     pid = worker(path.parent)
-    while (found := position_page.read(path)) is None or found.applied < position:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.0005)
+    found = eventually(lambda: (now := position_page.read(path)) is not None and now.applied >= position and now,
+                       lambda: position_page.read(path), 90, every=0.0005)
     os.kill(pid, signal.SIGKILL)
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rgpu.session.errors import UsageError
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 
 PROGRAM = ROOT / "tests" / "scenarios" / "programs" / "spinning.py"
@@ -40,4 +41,22 @@ def test_verbs_name_the_kernel_and_change_nothing(pool: LocalPool, tmp_path: Pat
     assert "drain_blocked" in [event["decision"] for event in pool.rgpu("history", "stuck")]
     pool.rgpu("uncordon", host)
     pool.rgpu("kill", "stuck")
+    program.stop()
+
+
+def test_a_kernel_above_the_pool_s_limit_ends_its_session_alone(pool: LocalPool) -> None:
+    for value in ("0", "-1", "1.5", "soon", "99999999999999"):
+        with pytest.raises(VerbError) as refused:
+            pool.rgpu("pool", "set", "max-kernel-seconds", value)
+        assert refused.value.code == UsageError.exit_code, value
+    program = pool.run(sys.executable, str(PROGRAM), name="endless")
+    program.wait_lines(1)
+    neighbour = pool.heat("beside", steps=400, rest=0.05)
+    assert pool.rgpu("pool", "status")["max_kernel_seconds"] == 0 and pool.session("endless")["state"] == "running"
+    assert pool.rgpu("pool", "set", "max-kernel-seconds", "3") == {"max_kernel_seconds": 3}
+    assert pool.ends("endless", 60)
+    story = [event["reason"] for event in pool.rgpu("history", "endless") if event["decision"] == "end"]
+    assert len(story) == 1 and "kernel waits_for_ever" in story[0] and "max-kernel-seconds" in story[0], story
+    assert len(neighbour.finish(120)) == 64
+    assert pool.rgpu("pool", "set", "max-kernel-seconds", "off") == {"max_kernel_seconds": 0}
     program.stop()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, LocalPool, VerbError
 from tests.support.pools.staged import line as ours
 from tests.support.pools.sweep import SWEEP
@@ -191,10 +192,8 @@ def restarted_daemon_adopts(pool: LocalPool, expected: str) -> None:
         [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", str(pool.lease)],
         env=pool.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 90
-        while pool.node(row["host"]).get("pid") != daemon.pid:
-            assert time.monotonic() < deadline, "the new daemon did not register"
-            time.sleep(0.1)
+        eventually(lambda: pool.node(row["host"]).get("pid") == daemon.pid, "the new daemon did not register", 90,
+                   every=0.1)
         after = pool.session("adopted")
         assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), pool.rgpu("history", "adopted")
         assert after["worker_pid"] == row["worker_pid"]

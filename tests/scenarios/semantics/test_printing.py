@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.programs import printing
+from tests.support.eventually import eventually
 from tests.support.pools.faults import WatchedPool
 from tests.support.pools.fire import OTHER
 from tests.support.pools.pool import Program
@@ -36,11 +37,9 @@ def started(pool: WatchedPool, name: str, folder: Path, steps: int, lines: int, 
 
 
 def reach(program: Program, line: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while line not in program.lines[-1:]:
-        assert program.process.poll() is None, f"ended with {program.process.returncode}: {program.errors[-20:]}"
-        assert time.monotonic() < deadline, f"not at {line!r} but at {program.lines[-2:]}"
-        time.sleep(0.01)
+    eventually(lambda: line in program.lines[-1:] or program.process.poll() is not None,
+               lambda: f"not at {line!r} but at {program.lines[-2:]}", seconds)
+    assert line in program.lines[-1:], f"ended with {program.process.returncode}: {program.errors[-20:]}"
 
 
 def disturb(pool: WatchedPool, name: str, how: str) -> None:

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 from tests.support.processes import state
 
@@ -59,10 +59,10 @@ def test_the_journal_reaches_its_limit(pool: LocalPool, tmp_path: Path) -> None:
     expected = pool.run(*line("uploads", 120), name="uploads-still").finish()
     program = pool.run(*line("uploads", 120, tmp_path / "released"), name="uploads",
                        options=("--journal-limit", "8MiB"))
-    deadline = time.monotonic() + 60
-    while not (binary := pool.rgpu("describe", "uploads")["image"] if program.lines else None):
-        assert time.monotonic() < deadline and program.process.poll() is None, "no checkpoint was taken"
-        time.sleep(0.2)
+    program.wait_lines(1)
+    binary = eventually(lambda: pool.rgpu("describe", "uploads")["image"] or program.process.poll() is not None,
+                        "no checkpoint was taken", 60, every=0.2)
+    assert program.process.poll() is None, "no checkpoint was taken"
     row = pool.wait_state("uploads", "running")
     os.kill(row["worker_pid"], signal.SIGKILL)
     (tmp_path / "released").touch()
@@ -86,10 +86,7 @@ def test_the_agent_dies(pool: LocalPool) -> None:
     program.wait_lines(3)
     child = pool.session("orphan")["pid"]
     program.process.kill()
-    deadline = time.monotonic() + 10
-    while state(child) not in ("", "Z"):
-        assert time.monotonic() < deadline, "the program hangs without its agent"
-        time.sleep(0.05)
+    eventually(lambda: state(child) in ("", "Z"), "the program hangs without its agent", 10, every=0.05)
     pool.rgpu("kill", "orphan")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rgpu.link.local import shared
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged
 
@@ -88,10 +89,7 @@ def test_moves_away_and_back(hosts: LocalPool, digest: str, tmp_path: Path) -> N
 
 def wait_told(pool: LocalPool, name: str) -> tuple[int, int]:
     """The counters, when the agent has told the worker that it is attached to (once a second)."""
-    deadline = time.monotonic() + 20
-    while pool.session(name)["shared_bytes_to_device"] is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    eventually(lambda: pool.session(name)["shared_bytes_to_device"] is not None, within=20, every=0.2)
     time.sleep(2.5)
     return shared_now(pool, name)
 

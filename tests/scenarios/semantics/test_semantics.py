@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "modules": [("7", "move"), ("12", "kill"), ("17", "checkpoint")],
     "graphs": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
     "textures": [("1", "move"), ("2", "kill"), ("3", "checkpoint"), ("4", "move"), ("5", "kill")],
+    "managed": [("host", "move"), ("device", "kill"), ("both", "checkpoint"), ("busy", "copy"), ("list", "replay"),
+                ("variable", "kill"), ("attached", "move")],
     "conditions": [("3", "copy"), ("5", "replay"), ("7", "kill"), ("9", "checkpoint")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
     "profiled": [("2", "move"), ("4", "kill"), ("6", "checkpoint")],
@@ -177,6 +180,35 @@ def test_arrays_of_the_stock_runtime(pool: LocalPool) -> None:
     """cudaMallocArray, cudaMemcpy2DToArray, texture and surface objects; what is wrong has an error of its own."""
     ended = run_to_end(pool, "textures_cudart", name="textures-cudart")
     assert ended.lines[0] == "wrong {'no channels': 20, 'beyond': 1, 'pitch': 12, 'not one': 400}"
+
+
+def test_managed_memory_of_the_stock_runtime(pool: LocalPool) -> None:
+    """cudaMallocManaged, __managed__ variables, prefetch, advice, attachment; what is wrong has an error of its own."""
+    ended = run_to_end(pool, "managed_cudart", name="managed-cudart")
+    assert ended.lines[0] == "wrong {'flags': 1, 'too much': 2, 'not managed': 1, 'no stream': 1}"
+
+
+def test_a_touch_while_its_session_recovers_waits_and_one_of_a_lost_session_is_a_fault(
+        pool: LocalPool, tmp_path: Path) -> None:
+    """Both are at the gate where the device alone has what they look at next; neither hangs."""
+    kept = Staged(pool, tmp_path, "managed", name="managed-kept")
+    lost = Staged(pool, tmp_path, "managed", name="managed-lost", options=("--recover", "off"))
+    for staged in (kept, lost):
+        staged.open("host", "device", "both")
+        row = staged.reach("busy")
+        if staged is kept:
+            before = row
+        os.kill(row["worker_pid"], signal.SIGSTOP)  # the touch is under way, and gets no answer
+        staged.open("busy", "list", "variable", "attached")
+    time.sleep(0.5)
+    assert kept.program.process.poll() is None and "gate list" not in kept.lines
+    for staged in (kept, lost):
+        os.kill(pool.session(staged.name)["worker_pid"], signal.SIGKILL)
+    assert lost.program.process.wait(60) in (139, -signal.SIGSEGV, 128 + signal.SIGSEGV), lost.errors[-5:]
+    assert any("managed memory at 0x2" in text and "the session is lost" in text for text in lost.errors), lost.errors
+    kept.finish()
+    row = pool.session("managed-kept")
+    assert row["epoch"] > before["epoch"] and row["managed_faults"] >= 10 and row["managed_waiting"] == 0
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("12.8.90", marks=pytest.mark.slow), "13.0.96"])

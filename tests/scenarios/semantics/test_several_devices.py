@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.client.shim.handshake.conftest import stock_runtime
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged, line, wait_end
 
@@ -97,10 +97,9 @@ def test_who_waits_for_two_gets_them_by_a_move(pairs: LocalPool, tmp_path: Path,
         program.wait_lines(1)
     staged = Staged(pairs, tmp_path, "several", "remote", name="waiting", options=(*TWO, "--queue"))
     staged.open(1, 2, 3, 4)
-    deadline = time.monotonic() + 30
-    while not any("at most 1 of one host" in text for text in staged.errors):
-        assert time.monotonic() < deadline and staged.program.process.poll() is None, staged.errors[-5:]
-        time.sleep(0.1)
+    eventually(lambda: any("at most 1 of one host" in text for text in staged.errors)
+               or staged.program.process.poll() is not None, lambda: staged.errors[-5:], 30, every=0.1)
+    assert staged.program.process.poll() is None, staged.errors[-5:]
     found = pairs.rgpu("rebalance", "--apply")
     assert found["for"] == "waiting" and len(found["moves"]) == 1 and found["applied"], found
     assert staged.finish() == undisturbed

@@ -17,6 +17,7 @@ from rgpu.server.box.walls import Mode
 from rgpu.server.node.workers import handles, homes
 from rgpu.server.node.workers.boxes import Boxes
 from rgpu.session.errors import UsageError
+from tests.support.eventually import eventually
 
 missing = host.missing()
 needs_cgroups = pytest.mark.skipif("cgroup" in missing, reason=missing.get("cgroup", ""))
@@ -70,9 +71,7 @@ def test_a_worker_that_takes_all_its_memory_ends_alone_and_the_daemon_is_told_wh
         boxes.release(greedy)
 
     asyncio.run(work())
-    deadline = time.monotonic() + 5
-    while boxes.cgroups.left(boxes._prefix) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(lambda: not boxes.cgroups.left(boxes._prefix), within=5, every=0.05)
     assert not boxes.cgroups.left(boxes._prefix) and not list((boxes.directory / "homes").iterdir())
 
 

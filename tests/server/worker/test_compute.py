@@ -20,6 +20,7 @@ from rgpu.server.worker import limiter
 from rgpu.server.worker.allowance import MOST_OWED, SAVED, Allowance
 from rgpu.server.worker.limiter import Limiter
 from rgpu.session.errors import LinkError, NotFound, Refused, RgpuError, UsageError
+from tests.support.eventually import eventually
 
 AHEAD = 0.02  #: seconds of work that stand in a device's queues when a session is told to stand still
 
@@ -189,9 +190,7 @@ def test_work_that_waits_for_a_call_gets_it(limited: Callable[..., tuple[Program
 def test_ends_in_the_middle_of_a_hold(limited: Callable[..., tuple[Program, Limiter]]) -> None:
     program, found = limited()
     found.limit(0.01)
-    deadline = time.monotonic() + 10
-    while not program._pauses and time.monotonic() < deadline:
-        time.sleep(0.005)
+    eventually(lambda: program._pauses, within=10)
     found.close()
     assert program._pauses == 0
 

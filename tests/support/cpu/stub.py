@@ -29,6 +29,7 @@ class GlobalInfo:
     align: int
     space: str
     data: bytes = b""
+    managed: bool = False
 
 
 @dataclass

@@ -299,6 +299,10 @@ API Result cuCtxEnablePeerAccess(void *peer, unsigned) { return !current ? 201 :
 API Result cuDeviceGetName(char *name, int size, int) { return std::strncpy(name, "Fake", static_cast<size_t>(size)), 0; }
 API Result cuDeviceGetUuid_v2(char *uuid, int device) { return std::memset(uuid, 7 + device, 16), 0; }
 API Result cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{1} << 30, 0; }
+// Only asked of a module's variables: whether one is managed; none is.
+API Result cuPointerGetAttribute(void *data, int attribute, std::uint64_t) {
+  return attribute == 8 ? (*static_cast<unsigned *>(data) = 0, 0) : 1;
+}
 API Result cuDeviceGetAttribute(int *value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, 0; }
 API Result cuDevicePrimaryCtxRetain(void **context, int device) {
     return *context = reinterpret_cast<void *>(uintptr_t{0xC0} + static_cast<uintptr_t>(device)), 0;

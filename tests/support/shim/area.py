@@ -6,8 +6,8 @@ import fcntl
 import mmap
 import os
 import struct
-import time
 
+from tests.support.eventually import eventually
 from tests.support.shim.fake_agent import FakeAgent
 
 AREA, ANSWER_AT = 41, 40
@@ -25,7 +25,4 @@ class Area:
         os.close(fd)
 
     def wait_mapped(self, agent: FakeAgent) -> None:
-        deadline = time.monotonic() + 10
-        while self.number not in agent.areas:
-            assert time.monotonic() < deadline, "the shim did not map its area"
-            time.sleep(0.005)
+        eventually(lambda: self.number in agent.areas, "the shim did not map its area", 10)

@@ -12,6 +12,7 @@ struct CopyEnd {
   std::uint64_t pitch = 0;
   bool host = false;  // resolve() found: the bytes are the program's own memory
   int device = 0;     // … or this device's, by the session's number
+  bool managed = false;
 };
 
 struct Copy {

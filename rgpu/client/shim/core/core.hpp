@@ -254,6 +254,8 @@ inline constexpr int kMaxDevices = 64;  // of a session
 // Bytes of device memory that the program holds, by the session's number of the
 // device: what it would miss in cuMemGetInfo. Call it whenever that changes.
 void report_used(int device, std::uint64_t bytes);
+// A touch of managed memory begins to wait for the device (+1), or has what it waited for (-1).
+void report_managed(int waiting);
 // The program called a function that is refused: named in `rgpu ps` as well.
 void report_unsupported(const char* name);
 

@@ -91,6 +91,7 @@ struct Parameter {
 struct Global {
   std::string name;
   std::uint64_t address = 0, size = 0;
+  bool managed = false;
 };
 
 struct Function;
@@ -157,6 +158,7 @@ CUresult current(Context*& context);
 
 // hostfn.cpp: whether the calling thread runs a host function now; CUDA calls are not permitted there.
 bool in_host_function();
+long host_function_thread();  // the system's number of the thread that runs one now; 0: none
 
 // ---------------------------------------------------------------- streams
 

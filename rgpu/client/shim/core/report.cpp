@@ -61,6 +61,14 @@ void report_used(int device, std::uint64_t bytes) {
     used[device].store(bytes, std::memory_order_relaxed);
 }
 
+void report_managed(int waiting) {
+  auto* used = report().used;
+  if (!used) return;
+  auto* words = used + (wire::kUsageManagedOffset - wire::kUsageOffset) / sizeof *used;
+  if (waiting > 0) words[0].fetch_add(1, std::memory_order_relaxed);
+  words[1].fetch_add(static_cast<std::uint64_t>(std::int64_t{waiting}), std::memory_order_relaxed);
+}
+
 void report_unsupported(const char* name) {
   Session& s = session();
   if (s.forked) return;

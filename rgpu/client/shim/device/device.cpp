@@ -32,7 +32,6 @@ Visibility& visibility() {
 // What this library refuses, whatever the server has. Programs ask before they
 // use these, so the answer decides whether they take a way that works.
 constexpr int kNeverClaimed[] = {
-    CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY,
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,

@@ -118,18 +118,14 @@ RGPU_REFUSED(cuLaunch)
 RGPU_REFUSED(cuLaunchCooperativeKernelMultiDevice)
 RGPU_REFUSED(cuLaunchGrid)
 RGPU_REFUSED(cuLaunchGridAsync)
-RGPU_REFUSED(cuLibraryGetManaged)
 RGPU_REFUSED(cuLibraryGetUnifiedFunction)
 RGPU_REFUSED(cuLogsCurrent)
 RGPU_REFUSED(cuLogsDumpToFile)
 RGPU_REFUSED(cuLogsDumpToMemory)
 RGPU_REFUSED(cuLogsRegisterCallback)
 RGPU_REFUSED(cuLogsUnregisterCallback)
-RGPU_REFUSED(cuMemAdvise)
-RGPU_REFUSED(cuMemAdvise_v2)
 RGPU_REFUSED(cuMemAlloc)
 RGPU_REFUSED(cuMemAllocHost)
-RGPU_REFUSED(cuMemAllocManaged)
 RGPU_REFUSED(cuMemAllocPitch)
 RGPU_REFUSED(cuMemBatchDecompressAsync)
 RGPU_REFUSED(cuMemBatchDecompressAsync_ptsz)
@@ -154,14 +150,8 @@ RGPU_REFUSED(cuMemPoolExportPointer)
 RGPU_REFUSED(cuMemPoolExportToShareableHandle)
 RGPU_REFUSED(cuMemPoolImportFromShareableHandle)
 RGPU_REFUSED(cuMemPoolImportPointer)
-RGPU_REFUSED(cuMemPrefetchAsync)
-RGPU_REFUSED(cuMemPrefetchAsync_ptsz)
-RGPU_REFUSED(cuMemPrefetchAsync_v2)
-RGPU_REFUSED(cuMemPrefetchAsync_v2_ptsz)
 RGPU_REFUSED(cuMemPrefetchBatchAsync)
 RGPU_REFUSED(cuMemPrefetchBatchAsync_ptsz)
-RGPU_REFUSED(cuMemRangeGetAttribute)
-RGPU_REFUSED(cuMemRangeGetAttributes)
 RGPU_REFUSED(cuMemSetMemPool)
 RGPU_REFUSED(cuMemcpy2D)
 RGPU_REFUSED(cuMemcpy2DAsync)
@@ -214,8 +204,6 @@ RGPU_REFUSED(cuPointerSetAttribute)
 RGPU_REFUSED(cuProfilerInitialize)
 RGPU_REFUSED(cuSignalExternalSemaphoresAsync)
 RGPU_REFUSED(cuSignalExternalSemaphoresAsync_ptsz)
-RGPU_REFUSED(cuStreamAttachMemAsync)
-RGPU_REFUSED(cuStreamAttachMemAsync_ptsz)
 RGPU_REFUSED(cuStreamGetGreenCtx)
 RGPU_REFUSED(cuSurfRefGetArray)
 RGPU_REFUSED(cuSurfRefSetArray)
@@ -318,6 +306,14 @@ RGPU_API CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream) {
     return cuMemFreeAsync(dptr, hStream);
 }
 RGPU_API CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags) { return cuMemHostRegister_v2(p, bytesize, Flags); }
+RGPU_API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuMemPrefetchAsync(devPtr, count, dstDevice, hStream);
+}
+RGPU_API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuMemPrefetchAsync_v2(devPtr, count, location, flags, hStream);
+}
 RGPU_API CUresult cuMemcpy_ptds(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
     rgpu::PerThreadScope scope;
     return cuMemcpy(dst, src, ByteCount);
@@ -465,6 +461,10 @@ RGPU_API CUresult cuMemsetD8_v2_ptds(CUdeviceptr dstDevice, unsigned char uc, si
 RGPU_API CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags) {
     rgpu::PerThreadScope scope;
     return cuStreamAddCallback(hStream, callback, userData, flags);
+}
+RGPU_API CUresult cuStreamAttachMemAsync_ptsz(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamAttachMemAsync(hStream, dptr, length, flags);
 }
 RGPU_API CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags) { return cuStreamBatchMemOp_v2(stream, count, paramArray, flags); }
 RGPU_API CUresult cuStreamBatchMemOp_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags) {

@@ -1228,6 +1228,7 @@ struct CommunicatorCreate {
     uint32_t ranks{};
     uint32_t rank{};
     Blob unique{};
+    Blob members{};
     static constexpr uint16_t id = 110;
     static constexpr const char *name = "communicator_create";
     static constexpr bool awaited = true;
@@ -1235,13 +1236,14 @@ struct CommunicatorCreate {
     static constexpr bool volatile_answer = false;
     static constexpr bool has_payload = false;
     static constexpr bool has_reply_payload = false;
-    size_t args_size() const { return 24 + 4 + size_t{unique.size}; }
+    size_t args_size() const { return 24 + 4 + size_t{unique.size} + 4 + size_t{members.size}; }
     void write(uint8_t *out) const {
         detail::put(out, communicator);
         detail::put(out, context);
         detail::put(out, ranks);
         detail::put(out, rank);
         detail::put(out, unique);
+        detail::put(out, members);
     }
 };
 

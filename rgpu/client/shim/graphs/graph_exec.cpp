@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -211,12 +212,16 @@ CUresult check_pointers(GraphExec& exec) {
 CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
   MirrorUse mirrors(stream, section.pinned);
   if (CUresult r = mirrors.upload(); r) return r;
+  ManagedUse managed(stream);
+  managed.everything();
+  if (CUresult r = managed.upload(); r) return r;
   wire::GraphLaunch call{};
   call.exec = section.number;
   call.stream = stream.number;
   std::uint64_t seq = 0;
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
   mirrors.given(seq);
+  managed.given(seq);
   return CUDA_SUCCESS;
 }
 

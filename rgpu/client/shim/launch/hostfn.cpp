@@ -1,6 +1,8 @@
 // Host functions and stream callbacks. The worker answers `host_function` when
 // the stream gets there; the shim's callback thread then runs the program's
 // function and publishes host_function_done, which lets the stream go on.
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 
@@ -24,6 +26,7 @@ Pending& pending() {
 }
 
 thread_local bool running = false;  // this thread is in a host function now
+std::atomic<long> thread_of_running{0};
 
 // `run` gets the status that a stream callback sees.
 CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
@@ -53,7 +56,9 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
       after_observation();
       print_device_text();
       running = true;
+      thread_of_running = ::gettid();
       run(answer.result);
+      thread_of_running = 0;
       running = false;
       wire::HostFunctionDone done{};
       done.call = answer.seq;
@@ -79,6 +84,8 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
 }  // namespace
 
 bool in_host_function() { return running; }
+
+long host_function_thread() { return thread_of_running.load(std::memory_order_relaxed); }
 
 void wait_host_functions() {
   if (running) return;

@@ -5,6 +5,7 @@
 
 #include "capturing.hpp"
 #include "device.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "module.hpp"
 #include "session.hpp"
@@ -197,6 +198,10 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   }
   MirrorUse mirrors(stream, pinned_pointers(parameters));
   if (CUresult r = mirrors.upload(); r) return r;
+  ManagedUse managed(stream);
+  managed.everything();
+  managed.pointers_in(parameters);
+  if (CUresult r = managed.upload(); r) return r;
   wire::Launch call{};
   call.module = function->module->number;
   call.function = function->index;
@@ -215,6 +220,7 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   const profile::Launching launching(*function);
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
   mirrors.given(seq);
+  managed.given(seq);
   if (!blocking()) return CUDA_SUCCESS;
   wire::StreamSynchronize wait{};
   wait.stream = stream.number;

@@ -47,6 +47,7 @@ bool start_callbacks() {
   if (n.started) return true;
   sigset_t all, before;
   ::sigfillset(&all);
+  ::sigdelset(&all, SIGSEGV);  // its functions are the program's, and may touch managed memory
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   pthread_t thread;
   n.started = !::pthread_create(&thread, nullptr, run_notifier, nullptr);
@@ -87,6 +88,7 @@ bool is_fatal(CUresult result) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_TENSOR_MEMORY_LEAK:
       return true;
     default:

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "crc32.hpp"
+#include "managed.hpp"
 #include "profile.hpp"
 #include "session.hpp"
 
@@ -237,6 +238,7 @@ std::uint8_t* Payload::extent(bool wait) {
 }
 
 Payload::Payload(const void* data, std::size_t n) : size(n), data_(static_cast<const std::uint8_t*>(data)) {
+  ready_to_read(data, n);  // while no lock is held
   if (n > wire::kMaxPayload) {
     error = CUDA_ERROR_INVALID_VALUE;
   } else if (n > wire::kInlinePayload) {

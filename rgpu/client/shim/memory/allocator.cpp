@@ -1,5 +1,7 @@
 #include "allocator.hpp"
 
+#include <algorithm>
+
 namespace rgpu {
 
 Allocator::Allocator(std::uint64_t base, std::uint64_t size, std::uint64_t quota, std::uint64_t granule,
@@ -9,10 +11,11 @@ Allocator::Allocator(std::uint64_t base, std::uint64_t size, std::uint64_t quota
   holes_.emplace(base_, size_);
 }
 
-std::optional<std::uint64_t> Allocator::allocate(std::uint64_t size, std::vector<Range>& map) {
+std::optional<std::uint64_t> Allocator::allocate(std::uint64_t size, std::vector<Range>& map, std::uint64_t alignment) {
   if (!size || size > quota_) return std::nullopt;
   const bool shared = size <= granule_ / 2;
-  const std::uint64_t unit = shared ? alignment_ : granule_;
+  alignment = std::max(alignment, alignment_);
+  const std::uint64_t unit = shared ? alignment : granule_;  // so that nothing else lies in the last one
   const std::uint64_t reserved = (size + unit - 1) / unit * unit;
   std::uint64_t address;
   if (!shared) {
@@ -22,22 +25,32 @@ std::optional<std::uint64_t> Allocator::allocate(std::uint64_t size, std::vector
     address = *found;
     map = pieces(address, reserved);
   } else {
-    auto fit = by_size_.lower_bound({reserved, 0});
+    auto fit = best_fit(reserved, alignment);
     if (fit == by_size_.end()) {
       if (granule_ > available()) return std::nullopt;
       auto found = take_granules(granule_);
       if (!found) return std::nullopt;
       map = pieces(*found, granule_);
       add_block(*found, granule_);
-      fit = by_size_.lower_bound({reserved, 0});
+      fit = best_fit(reserved, alignment);
     }
     const auto [block_size, block] = *fit;
-    address = block;
+    address = (block + alignment - 1) / alignment * alignment;
     remove_block(blocks_.find(block));
-    if (block_size > reserved) add_block(block + reserved, block_size - reserved);
+    const std::uint64_t end = block + block_size;
+    if (address > block) add_block(block, address - block);
+    if (end > address + reserved) add_block(address + reserved, end - address - reserved);
   }
   allocations_.emplace(address, Allocation{size, reserved, shared});
   return address;
+}
+
+std::set<std::pair<std::uint64_t, std::uint64_t>>::iterator Allocator::best_fit(std::uint64_t size,
+                                                                                std::uint64_t alignment) const {
+  auto fit = by_size_.lower_bound({size, 0});
+  while (fit != by_size_.end() && (fit->second + alignment - 1) / alignment * alignment + size > fit->second + fit->first)
+    ++fit;
+  return fit;
 }
 
 bool Allocator::free(std::uint64_t address, std::vector<Range>& unmap) {

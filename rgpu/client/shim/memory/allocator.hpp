@@ -32,7 +32,8 @@ class Allocator {
   // An address for `size` > 0 bytes, nothing when the quota or the range has no
   // room. `map` gets what must be mapped first, in pieces of at most
   // `largest_mapping` bytes.
-  std::optional<std::uint64_t> allocate(std::uint64_t size, std::vector<Range>& map);
+  // `alignment`: a power of two up to a granule; 0: the allocator's own.
+  std::optional<std::uint64_t> allocate(std::uint64_t size, std::vector<Range>& map, std::uint64_t alignment = 0);
   // Gives back what allocate() returned; false for any other address. `unmap`
   // gets the pieces that are not needed any more, cut as they were mapped.
   bool free(std::uint64_t address, std::vector<Range>& unmap);
@@ -62,6 +63,8 @@ class Allocator {
   std::vector<Range> pieces(std::uint64_t address, std::uint64_t size) const;
   void add_block(std::uint64_t address, std::uint64_t size);
   void remove_block(Blocks::iterator block);
+  // The smallest free block with room for so much at that alignment.
+  std::set<std::pair<std::uint64_t, std::uint64_t>>::iterator best_fit(std::uint64_t size, std::uint64_t alignment) const;
   std::uint64_t granule_of(std::uint64_t address) const { return address - (address - base_) % granule_; }
 
   const std::uint64_t base_, size_, quota_, granule_, alignment_, largest_;

@@ -10,6 +10,7 @@
 #include "capturing.hpp"
 #include "copying.hpp"
 #include "copy_pool.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 #include "profile.hpp"
@@ -43,7 +44,8 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
     case Place::Kind::device:
       end.host = false;
       end.device = place.device;
-      return end.type != CU_MEMORYTYPE_HOST && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      end.managed = place.managed;  // and so a host pointer as well
+      return (end.type != CU_MEMORYTYPE_HOST || place.managed) && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case Place::Kind::pinned:
     case Place::Kind::registered:
       end.host = true;
@@ -302,6 +304,15 @@ CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUco
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
+CUresult copy_resolved(const Copy& c, const StreamRef& stream, bool blocking) {
+  if (c.source.host) {
+    if (c.destination.host) return on_host(c, stream);
+    const CUresult r = to_device(c, stream);
+    return r || !blocking ? r : await_stream(stream);
+  }
+  return c.destination.host ? to_host(c, stream) : on_device(c, stream);
+}
+
 }  // namespace
 
 CUresult run_copy(Copy& c, CUstream handle, bool blocking) {
@@ -318,12 +329,13 @@ CUresult run_copy(Copy& c, CUstream handle, bool blocking) {
   }
   if (CUresult r = resolve(c.destination, c); r) return r;
   if (CUresult r = resolve(c.source, c); r) return r;
-  if (c.source.host) {
-    if (c.destination.host) return on_host(c, stream);
-    const CUresult r = to_device(c, stream);
-    return r || !blocking ? r : await_stream(stream);
-  }
-  return c.destination.host ? to_host(c, stream) : on_device(c, stream);
+  ManagedUse managed(stream);
+  for (const CopyEnd* end : {&c.source, &c.destination})
+    if (end->managed) managed.range(end->address, end->pitch * (c.height - 1) + c.width);
+  if (CUresult r = managed.upload(); r) return r;
+  const CUresult r = copy_resolved(c, stream, blocking);
+  managed.given(published());
+  return r;
 }
 
 }  // namespace rgpu

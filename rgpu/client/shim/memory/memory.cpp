@@ -11,6 +11,7 @@
 #include "array.hpp"
 #include "capturing.hpp"
 #include "device.hpp"
+#include "managed.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -22,12 +23,14 @@ struct Allocated {
   int device = 0;       // the session's number
   std::uint64_t id = 0;
   bool hidden = false;  // being freed: no pointer into it is valid
+  bool managed = false;
 };
 
 struct Variable {
   std::uint64_t size = 0;
   Context* context = nullptr;
   std::uint64_t module = 0;
+  bool managed = false;
 };
 
 // Lock order: the journal's section first, then this.
@@ -171,11 +174,12 @@ Place place_of(std::uint64_t address) {
     std::shared_lock guard(m.lock);
     if (auto it = holding(m.allocated, address); it != m.allocated.end() && !it->second.hidden) {
       const Allocated& a = it->second;
-      return {Place::Kind::device, it->first, a.size, a.device, a.context, 0, a.id};
+      return {Place::Kind::device, it->first, a.size, a.device, a.context, 0, a.id, a.managed};
     }
     if (auto it = holding(m.variables, address); it != m.variables.end()) {
       Context* context = it->second.context;
-      return {Place::Kind::device, it->first, it->second.size, context ? session_device(context->device) : 0, context, 0, 0};
+      return {Place::Kind::device, it->first, it->second.size, context ? session_device(context->device) : 0, context, 0, 0,
+              it->second.managed};
     }
   }
   if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
@@ -232,7 +236,7 @@ CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint
   return check_device(address, span, place);
 }
 
-CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address) {
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page) {
   Memory& m = memory();
   const int device = session_device(context.device);
   for (;;) {
@@ -243,7 +247,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
       Allocator* allocator = allocator_of(m, device);
       if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
       std::vector<Range> map;
-      auto found = allocator->allocate(size, map);
+      auto found = allocator->allocate(size, map, page);
       if (found && !within_run(device, *allocator)) {  // nothing was sent yet
         std::vector<Range> unmap;
         allocator->free(*found, unmap);
@@ -261,7 +265,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
         wire::MemoryAllocate call{};
         call.address = address = *found;
         call.size = size;
-        m.allocated[*found] = {size, &context, device, m.next_id++, false};
+        m.allocated[*found] = {size, &context, device, m.next_id++, false, page != 0};
         return section.publish(call);
       }
     }
@@ -273,10 +277,13 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
 
 bool hide_device(std::uint64_t address) {
   Memory& m = memory();
-  std::unique_lock guard(m.lock);
-  auto it = m.allocated.find(address);
-  if (it == m.allocated.end() || it->second.hidden) return false;
-  it->second.hidden = true;
+  {
+    std::unique_lock guard(m.lock);
+    auto it = m.allocated.find(address);
+    if (it == m.allocated.end() || it->second.hidden) return false;
+    it->second.hidden = true;
+  }
+  forget_managed(address);
   return true;
 }
 
@@ -320,7 +327,7 @@ void track_globals(const Module& module) {
   Memory& m = memory();
   std::unique_lock guard(m.lock);
   for (const Global& global : module.globals)
-    if (global.size) m.variables[global.address] = {global.size, module.context, module.number};
+    if (global.size) m.variables[global.address] = {global.size, module.context, module.number, global.managed};
 }
 
 void untrack_globals(const Module& module) {
@@ -344,6 +351,7 @@ CUresult release_context_objects(Context& context) {
       left.push_back(address);
     }
   }
+  release_managed(context);
   for (std::uint64_t address : left) free_hidden(address);
   release_pinned(context);
   for_each_object(Kind::event, [&](Object* object) {

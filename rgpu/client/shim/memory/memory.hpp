@@ -29,6 +29,7 @@ struct Place {
   Context* context = nullptr;
   unsigned flags = 0;                // of pinned memory
   std::uint64_t id = 0;              // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  bool managed = false;              // … of the device, and of the program (managed.hpp)
 
   bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }
 };
@@ -43,7 +44,8 @@ CUresult check_device(std::uint64_t address, std::uint64_t n, Place* place = nul
 CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint64_t width, std::uint64_t height,
                            Place* place = nullptr);
 
-CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address);
+// `page`: managed memory: aligned to that, and nothing else lies in its pages.
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page = 0);
 // Waits if work is unfinished (SEMANTICS 2).
 CUresult free_device(std::uint64_t address);
 // Takes the allocation out of the program's sight, without freeing it. False: not an allocation's base.

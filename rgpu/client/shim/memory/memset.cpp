@@ -1,5 +1,6 @@
 // The cuMemset family: one wire call for all of them.
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "profile.hpp"
 
@@ -30,6 +31,9 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   MirrorUse mirrors(stream, place.kind == Place::Kind::pinned ? std::vector{std::uint64_t{destination}}
                                                               : std::vector<std::uint64_t>{});
   if (CUresult r = mirrors.upload(); r) return r;
+  ManagedUse managed(stream);
+  if (place.managed) managed.range(destination, pitch * (height - 1) + bytes);
+  if (CUresult r = managed.upload(); r) return r;
   wire::Memset call{};
   call.destination = destination;
   call.pitch = height > 1 ? pitch : bytes;
@@ -41,6 +45,7 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   std::uint64_t seq = 0;
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
   mirrors.given(seq);
+  managed.given(seq);
   return blocking && place.kind == Place::Kind::pinned ? cuStreamSynchronize(handle) : CUDA_SUCCESS;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -41,6 +42,7 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   if (!pp || !size || (flags & ~7u)) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = unsafe_call(); r) return r;
   auto range = std::make_shared<Pinned>();
+  ready_to_write(pp, sizeof *pp);
   Section section;
   if (section.status()) return section.status();
   Pins& p = pins();

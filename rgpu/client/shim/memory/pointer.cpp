@@ -24,9 +24,10 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return !registered && put<CUdeviceptr>(data, ptr);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      return !device && put(data, reinterpret_cast<void*>(ptr));
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return (!device || place.managed) && put(data, reinterpret_cast<void*>(ptr));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return put<unsigned>(data, place.managed ? 1 : 0);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
       return put<unsigned>(data, 0);  // booleans are words: the runtime gives an int that it did not set

@@ -7,6 +7,7 @@
 
 #include "capturing.hpp"
 #include "device.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -67,7 +68,12 @@ CUresult enqueue(CUstream handle, unsigned n, const CUstreamBatchMemOpParams* op
     call.address = operations[i].value.address;
     call.value = wide(*kind) ? operations[i].value.value64 : operations[i].value.value64 & 0xFFFFFFFFu;
     call.flags = operations[i].value.flags;
-    if (CUresult r = submit_work(stream, call); r) return r;
+    ManagedUse managed(stream);
+    managed.range(call.address, wide(*kind) ? 8 : 4);
+    if (CUresult r = managed.upload(); r) return r;
+    std::uint64_t seq = 0;
+    if (CUresult r = submit_work(stream, call, &seq); r) return r;
+    managed.given(seq);
   }
   return CUDA_SUCCESS;
 }

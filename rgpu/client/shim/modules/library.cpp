@@ -15,6 +15,7 @@
 #include "api.hpp"
 #include "context.hpp"
 #include "device.hpp"
+#include "memory.hpp"
 #include "module.hpp"
 #include "profile.hpp"
 
@@ -357,6 +358,24 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary handle, 
     if (name == nullptr || (dptr == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult r = instance_in(*library, *context, module); r) return r;
     return find_global(*module, name, dptr, bytes);
+}
+
+CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary handle, const char* name) {
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    LoadedLibrary* library = nullptr;
+    Module* module = nullptr;
+    if (CUresult r = require(); r) return r;
+    if (CUresult r = look_up(handle, library); r) return r;
+    if (name == nullptr || (dptr == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+    Context* context = nullptr;  // the caller needs none
+    if (CUresult r = context_for(*library, context); r) return r;
+    if (CUresult r = instance_in(*library, *context, module); r) return r;
+    if (CUresult r = find_global(*module, name, &address, &size); r) return r;
+    if (!place_of(address).managed) return CUDA_ERROR_NOT_FOUND;
+    if (dptr != nullptr) *dptr = address;
+    if (bytes != nullptr) *bytes = size;
+    return CUDA_SUCCESS;
 }
 
 // ---------------------------------------------------------------- kernels

@@ -10,6 +10,7 @@
 #include "api.hpp"
 #include "context.hpp"
 #include "device.hpp"
+#include "managed.hpp"
 #include "module_table.hpp"
 #include "slim.hpp"
 
@@ -67,11 +68,19 @@ CUresult build(std::unique_ptr<Module> owned, table::Table table, Module*& out) 
         module->functions.push_back(made);
         module->function_index.emplace(made->name, i);
     }
+    std::vector<Global> managed;
     for (std::uint32_t i = 0; i < table.globals.size(); ++i) {
-        module->globals.push_back({std::move(table.globals[i].name), table.globals[i].address, table.globals[i].size});
+        table::GlobalRow& row = table.globals[i];
+        module->globals.push_back({std::move(row.name), row.address, row.size, row.managed});
+        if (row.managed) managed.push_back(module->globals.back());
         module->global_index.emplace(module->globals.back().name, i);
     }
+    if (CUresult r = track_managed_variables(*module, managed); r) {
+        for (Function* earlier : module->functions) retire(earlier);
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     if (enroll(std::move(owned)) == nullptr) {
+        untrack_managed_variables(*module);
         for (Function* earlier : module->functions) retire(earlier);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -84,6 +93,7 @@ CUresult build(std::unique_ptr<Module> owned, table::Table table, Module*& out) 
 bool end_handles(Module& module) {
     if (!retire(&module)) return false;
     untrack_globals(module);
+    untrack_managed_variables(module);
     for (Function* function : module.functions) retire(function);
     return true;
 }

@@ -78,6 +78,8 @@ const char* read_all(Reader& in, Table* out) {
         row.name = in.name();
         row.address = in.get<std::uint64_t>();
         row.size = in.get<std::uint64_t>();
+        row.managed = row.size >> 63;
+        row.size &= ~(std::uint64_t{1} << 63);
         if (in.failed()) return "ends inside a variable";
     }
     return in.ended() ? nullptr : "bytes behind its end";

@@ -20,6 +20,7 @@ struct FunctionRow {
 struct GlobalRow {
     std::string name;
     std::uint64_t address, size;
+    bool managed = false;
 };
 
 struct Table {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 #include "profile.hpp"
@@ -131,6 +132,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   stream_gone(*stream);
   mirrors_lose_stream(*stream);
+  managed_lose_stream(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
   return api_.leave(submit(call));

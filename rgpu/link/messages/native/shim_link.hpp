@@ -20,6 +20,7 @@ enum Message : uint32_t {
     kUsage = 5,  // shim → agent: Gives the page of bytes in use; once, behind HELLO.
     kUnsupported = 6,  // shim → agent: Names a driver function that the program called and the shim refuses; once each.
     kAreaMapped = 7,  // shim → agent: The shim has mapped the area that it was given.
+    kGather = 8,  // shim → agent: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
     kWelcome = 32,  // agent → shim: Accepts a program: the session's facts.
     kAnswer = 33,  // agent → shim: Answers an awaited call. In the ring the body is u8 more and a piece of this.
     kWatermark = 34,  // agent → shim: Tells what is complete; on the socket or in the ring.
@@ -29,6 +30,7 @@ enum Message : uint32_t {
     kObserved = 38,  // agent → shim: Answers OBSERVE.
     kText = 39,  // agent → shim: Brings text that kernels printed; on the socket or in the ring.
     kAnswerAt = 40,  // agent → shim: A piece of an answer whose last bytes stand in the area; in the ring only.
+    kGathered = 42,  // agent → shim: Answers GATHER: for each rank, who came with it; REFUSED says why not.
     kArea = 41,  // agent → shim: Gives the worker's memory for long answers.
 };
 
@@ -64,6 +66,7 @@ inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
 inline constexpr char kUsageMagic[9] = "RGPUUSE1";  // begins the usage page
 inline constexpr size_t kUsagePageSize = 4096;  // bytes of the usage page
 inline constexpr size_t kUsageOffset = 64;  // of a u64 for each device: bytes that the program holds
+inline constexpr size_t kUsageManagedOffset = 1024;  // of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
 
 // Begins each message of the socket.
 struct MessageHead {
@@ -88,6 +91,19 @@ static_assert(offsetof(HelloHead, pid) == 4);
 static_assert(offsetof(HelloHead, ppid) == 8);
 static_assert(offsetof(HelloHead, wants) == 12);
 static_assert(offsetof(HelloHead, starttime) == 16);
+
+// Begins GATHER.
+struct GatherHead {
+    uint32_t protocol;  // VERSION
+    uint32_t ranks;
+    uint32_t rank;
+    uint64_t payload;  // shown to the other ranks
+} __attribute__((packed));
+static_assert(sizeof(GatherHead) == 20);
+static_assert(offsetof(GatherHead, protocol) == 0);
+static_assert(offsetof(GatherHead, ranks) == 4);
+static_assert(offsetof(GatherHead, rank) == 8);
+static_assert(offsetof(GatherHead, payload) == 12);
 
 // Body of SEGMENT.
 struct SegmentOffer {

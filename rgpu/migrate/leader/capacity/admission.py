@@ -12,6 +12,7 @@ from dataclasses import replace
 import structlog
 
 from rgpu.link.faults import fault
+from rgpu.migrate.leader.capacity.refusals import Refusals
 from rgpu.migrate.leader.defaults import refusal, with_default
 from rgpu.migrate.leader.endings import Endings
 from rgpu.migrate.leader.hosts import Hosts
@@ -73,6 +74,7 @@ class Admission:
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
         self.hosts, self.quotas = hosts, quotas
         self._busy: set[str] = set()
+        self._refusals = Refusals()
         self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
 
@@ -94,11 +96,17 @@ class Admission:
             try:
                 return await self._create(order)
             except NoPlaceNow as none:
-                await self.term.note("refuse", none.error.message, session=order.name, user=order.user)
+                await self._refused(order, none.error)
                 raise none.error from None
             except SAID_NO as error:
-                await self.term.note("refuse", error.message, session=order.name, user=order.user)
+                await self._refused(order, error)
                 raise
+
+    async def _refused(self, order: Order, error: RgpuError) -> None:
+        """Write down that it was; not each of many."""
+        line = self._refusals.line(order.user, error.message, self.term.clock.monotonic())
+        if line:
+            await self.term.note("refuse", line, session=order.name, user=order.user)
 
     async def _repeated(self, order: Order) -> SessionRecord | None:
         held = await self.records.find(order.name)
@@ -146,7 +154,7 @@ class Admission:
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user,
-                run=run_of(name)))
+                run=run_of(name), proves_key=order.proves_key))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn and its user's quota has room for it.
@@ -234,7 +242,7 @@ class Admission:
                     except NoPlaceNow as none:
                         await self._enqueue(order, none.error.message)
                 except SAID_NO as error:
-                    await self.term.note("refuse", error.message, session=order.name, user=order.user)
+                    await self._refused(order, error)
                     raise
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
@@ -432,4 +440,4 @@ def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:
 
 def _order(record: QueueRecord) -> Order:
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
-                 host=record.host or None, wants=record.wants, user=record.user)
+                 host=record.host or None, wants=record.wants, user=record.user, proves_key=record.proves_key)

@@ -67,8 +67,11 @@ class Draining:
         self._moving: set[str] = set()
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_AT_ONCE))
 
-    async def tick(self, sessions: list[Held]) -> None:
-        """Begin what can be begun. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
+    async def tick(self, sessions: list[Held]) -> bool:
+        """Begin what can be begun; whether a host is being drained.
+
+        Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`.
+        """
         hosts = [record for record in await self.hosts.all() if record.state == "draining"]
         left = {record.name for host in hosts for record in to_move(sessions, host.host)}
         self.blocked = {name: why for name, why in self.blocked.items() if name in left}
@@ -83,6 +86,7 @@ class Draining:
                 elif waits_for(record) is None and record.name not in self._moving and self._due(record.name):
                     self._moving.add(record.name)
                     self.tasks.spawn(self._move(record, host), f"drain of {record.name}")
+        return bool(hosts)
 
     def status(self, host: HostRecord, sessions: list[Held], node: bool) -> dict[str, Any]:
         """What ``rgpu drain`` shows: {host, state, reason, alive, drained, sessions: [{session, …, blocked}]}."""

@@ -1,7 +1,8 @@
 """Moving and parking sessions so that what waits gets in: the leader's hands for the plans of the scheduler.
 
-Planned on one snapshot, under the lock that every placement takes: each destination, and the place
-that the waiting one will have, is reserved before anything moves, and counts in every placement.
+Planned on one snapshot; then, under the lock that every placement takes, and only if the pool is still that
+one, each destination and the place that the waiting one will have is reserved, before anything moves, and counts
+in every placement. Planning itself holds up no placement (:meth:`Rebalancing._decide`).
 Every move is then checked, and only if all may go the first begins; when one fails, those that are
 not ready are called off. A new leader knows nothing of the plan and needs nothing: moves that have
 begun are on record, what waits is on record, and it plans anew.
@@ -10,9 +11,11 @@ begun are on record, what waits is on record, and it plans anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -22,6 +25,7 @@ from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.moving.moves import Moves
 from rgpu.migrate.leader.request_queue import RequestQueue
 from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pace import Pace
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.scheduling.adapter import View
@@ -38,10 +42,13 @@ from rgpu.session.errors import Conflict, Fenced, MoveFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
+P = TypeVar("P")
+R = TypeVar("R")
+
 PATIENCE = 1.0  #: seconds that the head of the queue waits before anything is moved or parked for it
 STUCK_SECONDS = 60.0  #: a session that could not be moved or parked is left out of plans for so long
 PAUSE_SECONDS = 5.0  #: after a plan that failed
-LOOK_AGAIN_SECONDS = 1.0  #: between two looks at the queue, at most
+AGAIN_SECONDS = 1.0  #: after a look at the queue that failed
 LOOK_SECONDS = 10.0  #: between two looks at the pool's fragmentation
 
 
@@ -65,10 +72,11 @@ class Rebalancing:
     """See the module docstring. :meth:`run` is one of the leader's loops."""
 
     def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, queue: RequestQueue,
-                 moves: Moves, admission: Admission, parking: Parking, by_default: bool) -> None:
+                 moves: Moves, admission: Admission, parking: Parking, pace: Pace, by_default: bool) -> None:
         """``by_default``: sessions are moved without being asked for where no operator has said otherwise."""
         self.term, self.records, self.tasks, self.hosts, self.queue = term, records, tasks, hosts, queue
         self.moves, self.admission, self.parking, self._by_default = moves, admission, parking, by_default
+        self.pace = pace
         self.limits, self.costs = Limits(), Costs()
         self.patience = PATIENCE
         self.alarm = Alarm()
@@ -77,18 +85,23 @@ class Rebalancing:
         self._stuck: dict[str, tuple[float, str]] = {}  #: session: (until, why it cannot go)
         self._not_before = self._looked = float("-inf")
         self._views = Views()
+        self._planning = asyncio.Lock()  #: one plan at a time; nobody else waits for it
 
     async def run(self) -> None:
         """Let in what waits whenever there is a place; where there is none, make room if that is worth it."""
+        waiting = True
         while True:
-            await self.queue.woken(LOOK_AGAIN_SECONDS)
+            await self.pace.pause(waiting)
+            waiting = True
             try:
-                await self.tick(await self.admission.tick())
+                served = await self.admission.tick()
+                await self.tick(served)
+                waiting = bool(served.waiting or served.placed or self.doing or self.queue.any_parked)
             except Fenced:
                 raise
             except RgpuError as error:
                 log.info("nobody was let in", reason=error.message)
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def auto(self) -> bool:
         """Whether sessions are moved without being asked for: as set, or by default."""
@@ -118,18 +131,21 @@ class Rebalancing:
             if prepared is not None:
                 self.tasks.spawn(self._automatic(prepared), f"room for {head.entry.name}")
                 return
-        async with self.records.placing:
-            seen = await self._view()
-            preemption = None if self.doing else await asyncio.to_thread(self._preemption, seen, head.entry)
-            if preemption is None:
-                return
-            self.doing = preemption.reason
-            self.records.reserved[head.entry.name, "room"] = _room(seen, head.entry, preemption.room)
+
+        def take(seen: View, found: Preemption) -> Preemption:
+            self.doing = found.reason
+            self.records.reserved[head.entry.name, "room"] = _room(seen, head.entry, found.room)
+            return found
+
+        preemption = await self._decide(lambda seen: self._preemption(seen, head.entry), take)
+        if preemption is None:
+            return
         self.tasks.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
 
     async def _tidy(self, now: float) -> None:
         """Moves where fragmentation has been too high for long enough."""
-        seen = await self._view()
+        async with self._planning:
+            seen = await self._view()
         self.share = seen.index.fragmentation() / max(seen.index.capacity(), 1)
         self.alarm = self.alarm.observe(self.share, now, self.limits)
         if self.alarm.on:
@@ -139,6 +155,7 @@ class Rebalancing:
 
     # -- planning -----------------------------------------------------------------
     async def _view(self) -> View:
+        """The pool for a planner. The caller holds ``_planning``: the next view is made out of this one."""
         now = self.term.clock.monotonic()
         self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
         snapshot, stuck = await self.records.snapshot(), {name: why for name, (_, why) in self._stuck.items()}
@@ -163,16 +180,37 @@ class Rebalancing:
     async def _prepare(self, head: Entry | None, begin: bool = True) -> Prepared | None:
         """A plan, if there is one worth it and none under way; ``begin``: with its places reserved, to be carried out.
         """
-        async with self.records.placing:
-            seen = await self._view()
-            plan = None if self.doing else await asyncio.to_thread(self._plan, seen, head, self.moves.under_way())
-            if plan is None:
-                return None
+        moves = self.moves.under_way()
+
+        def take(seen: View, plan: Plan) -> Prepared:
             prepared = Prepared(plan, seen, head, _claims(seen, plan, head))
             if begin:
                 self.doing = plan.reason
                 self.records.reserved.update(prepared.claims)
             return prepared
+
+        return await self._decide(lambda seen: self._plan(seen, head, moves), take)
+
+    async def _decide(self, plan: Callable[[View], P | None], take: Callable[[View, P], R]) -> R | None:
+        """What ``take`` makes of a plan; None where there is none worth it, or another is carried out.
+
+        Planning a large pool takes a third of a second. Meanwhile sessions are placed: the lock is only taken to look
+        whether the pool is the one that was planned on, and to reserve what the plan needs. In a pool that changes
+        too fast for that it is held throughout, at last.
+        """
+        async with self._planning:
+            for last in (False, False, True):
+                async with self.records.placing if last else contextlib.nullcontext():
+                    seen = await self._view()
+                    found = None if self.doing else await asyncio.to_thread(plan, seen)
+                    if found is None:
+                        return None
+                    if last:
+                        return take(seen, found)
+                async with self.records.placing:
+                    if await self.records.unchanged(seen.snapshot):
+                        return take(seen, found)
+        return None
 
     def _preemption(self, seen: View, head: Entry) -> Preemption | None:
         kept = {session.name for session in seen.snapshot.sessions if session.recover}
@@ -290,7 +328,8 @@ class Rebalancing:
             "auto": await self.auto(), "paused": await self.records.paused() or "", "for": head.name if head else None,
             "doing": self.doing, "moves": [], "cost_gpu_seconds": 0.0, "applied": False}
         prepared = await self._prepare(head, begin=apply)
-        seen = await self._view() if prepared is None else prepared.view
+        async with self._planning:
+            seen = await self._view() if prepared is None else prepared.view
         found["fragmentation"] = round(seen.index.fragmentation() / max(seen.index.capacity(), 1), 4)
         if prepared is None:
             return {**found, "reason": self.doing or _nothing(served)}

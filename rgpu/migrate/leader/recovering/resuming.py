@@ -86,10 +86,13 @@ class Resuming:
         await self.owner_loss.check(name)
 
     # -- those that wait --------------------------------------------------------------
-    async def tick(self, sessions: list[Held]) -> None:
-        """Try those that wait again; what two nodes' events did not tell is found here."""
+    async def tick(self, sessions: list[Held]) -> bool:
+        """Try those that wait again; what two nodes' events did not tell is found here. Whether any waits."""
+        any_waits = False
         for held in sessions:
             name, record = held.record.name, held.record
+            any_waits = any_waits or record.parked is not None or record.state == "recovering" or (
+                record.live and record.move is not None)
             if record.parked is not None:  # nobody says when the node that it was on is heard again
                 if self._due(name):
                     self.tasks.spawn(self._forget_parked(held), f"end of {name}'s worker")
@@ -99,6 +102,7 @@ class Resuming:
                 self._retry.pop(name, None)
             elif not self.locks.busy(name) and self._due(name):
                 self.tasks.spawn(self.resume(name), f"tick for {name}")
+        return any_waits
 
     def _due(self, name: str) -> bool:
         """Whether a waiting session is tried again now: ever more rarely, until a node's news."""

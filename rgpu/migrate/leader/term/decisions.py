@@ -61,6 +61,7 @@ class Term:
         self._leader, self.clock, self.observe = leader, clock or SystemClock(), observe
         self._registry, self._records = registry, records
         self._ids, self._salt = itertools.count(1), secrets.token_hex(4)
+        self.listeners: list[Callable[[], None]] = []  #: called after each decision that became true
 
     @property
     def leader(self) -> Leader:
@@ -92,6 +93,7 @@ class Term:
         if result.succeeded:
             log.info("decided", **describe(decision))
             self.observe("decision", describe(decision))
+            self._decided()
             return Held(decision.record, result.revision)
         if self._another_was_elected(result):
             raise Fenced(f"{self.leader.host} leads no more: {decision.name} of {decision.record.name} is not its to "
@@ -123,7 +125,12 @@ class Term:
             raise Fenced(f"{self.leader.host} leads no more: {story.decision} is not its to decide")
         if result.succeeded:
             self.observe("decision", {"decision": story.decision})
+            self._decided()
         return result.succeeded
+
+    def _decided(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     async def note(self, decision: str, reason: str, *, session: str = "", host: str = "", user: str = "") -> None:
         """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`.

@@ -65,6 +65,15 @@ class PoolRecords:
         reserved = tuple(claim for claims in self.reserved.values() for claim in claims)
         return Snapshot(nodes, self._records[1], reserved, decider=self._kept)
 
+    async def unchanged(self, seen: Snapshot) -> bool:
+        """Whether what was decided on ``seen`` may be taken for granted now. The caller holds ``placing``.
+
+        Nobody was placed, moved or promised anything meanwhile, and no device came, went or changed its health.
+        """
+        now = await self.snapshot()
+        return (now.sessions is seen.sessions or now.sessions == seen.sessions) and now.reserved == seen.reserved \
+            and _offered(now.nodes) == _offered(seen.nodes)
+
     async def paused(self) -> str | None:
         """Why automation begins nothing now; None while it may."""
         entry = await self._registry.get(POOL)
@@ -72,6 +81,12 @@ class PoolRecords:
             return None
         record = decode(entry.value, PoolRecord, POOL)
         return f"automation is paused ({record.reason}); `rgpu pool resume`" if record.paused else None
+
+
+def _offered(nodes: tuple[NodeRecord, ...]) -> list[tuple[object, ...]]:
+    """What the nodes offer, without what they only tell people (free memory)."""
+    return [(node.host, node.incarnation, node.state,
+             *((device.device, device.healthy, device.memory) for device in node.devices)) for node in nodes]
 
 
 def _held(entry: Entry) -> Held:

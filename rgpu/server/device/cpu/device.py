@@ -7,7 +7,6 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 import time
@@ -23,6 +22,7 @@ from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region, Time
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
+from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
 from rgpu.server.device.cpu import addressspace, words
 from rgpu.server.device.cpu.collectives.communicators import Communicators
@@ -101,6 +101,10 @@ class CpuDevice:
         """Another quota for mappings and globals; only while nothing is mapped (a warm worker's device)."""
         self._memory.resize(memory)
         self.facts = replace(self.facts, total_memory=memory)
+
+    def limit_host(self, size: int) -> None:
+        """Bytes that pinned memory may take; 0: no bound."""
+        self._memory.pinned_total = size
 
     # -- memory ---------------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
@@ -266,8 +270,7 @@ class CpuDevice:
         """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
         module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
-        with contextlib.suppress(Exception):  # if it cannot be, its execution says so
-            module.linked.compile(kernel.name)  # here, as a driver loads a kernel at its first launch
+        self._modules.compile(module, kernel)  # here, as a driver loads a kernel at its first launch
 
         def run() -> None:
             if fault("cpu.launch") == "ecc":
@@ -372,10 +375,14 @@ class CpuDevice:
 
         return run
 
-    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+    def reach_ranks(self, exchange: Exchange) -> None:
+        self._communicators.exchange = exchange
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
+                            members: Sequence[str] = ()) -> None:
         if context not in self._contexts:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
-        self._communicators.create(communicator, context, ranks, rank, unique)
+        self._communicators.create(communicator, context, ranks, rank, unique, members)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
         self._communicators.destroy(communicator, abort)

@@ -2,7 +2,7 @@
 
 Attribute numbers are CUdevice_attribute (cuda.h). The values are those a
 compute capability 7.5 device gives, except where this device lacks the thing
-(textures, managed memory, peers): there it says so.
+(textures, peers): there it says so.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _TURING: dict[int, int] = {
     79: 1, 80: 1,  # L1 for global and local
     81: SHARED_OPTIN,  # shared memory of a multiprocessor
     82: REGISTERS,  # of a multiprocessor
+    83: 1,  # managed memory; 89, concurrent access to it, is 0
     87: 32,  # single to double ratio
     90: 1,  # compute preemption
     97: SHARED_OPTIN,

@@ -21,11 +21,13 @@ import numpy as np
 from rgpu.checkpoint.device import Region
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.ranges import RangeTable
+from rgpu.server.device.host_memory import check_pinned
 from rgpu.session import addresses
 from rgpu.session.errors import DeviceError
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 GLOBAL_ALIGNMENT = 256
+SYSTEM_PAGE = 4096  #: of the client
 ALLOCATION_UNIT = 512  #: where a driver lets allocations begin
 GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session, whatever its quota …
 GLOBALS_FREE = 64 << 20  #: … and what each may have, however small that is; else as much as its quota
@@ -40,6 +42,7 @@ class PlacedGlobal:
     address: int
     size: int
     module: int
+    managed: bool = False
 
 
 def round_up(value: int, unit: int) -> int:
@@ -65,7 +68,8 @@ class Memory:
         self.total = round_up(total, addresses.GRANULE)
         self._first = index
         self._used = [0] * count
-        self._globals_used = 0
+        self._globals_used = self._pinned_used = 0
+        self.pinned_total = 0  #: bytes of pinned mirrors; 0: no limit
         self._bases = [addresses.device_base(index + number) for number in range(count)]
         self._devices: list[addressspace.Reservation] = []
         try:
@@ -173,6 +177,7 @@ class Memory:
         if size <= 0 or address < low or address + size > high:
             raise DeviceError(f"pinned range {address:#x}+{size:#x} is outside the pinned range", INVALID_VALUE)
         with self._lock:
+            check_pinned(self._pinned_used, size, self.pinned_total)
             if self.valid.overlaps(address, size):
                 raise DeviceError(f"pinned range {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
             begin, end = self._own_pages(address, size)
@@ -182,6 +187,7 @@ class Memory:
                 self._pinned_edges[edge] += 1
             addressspace.view(address, size)[:] = 0
             self._pinned[address] = size
+            self._pinned_used += size
             self.valid = self.valid.added(address, size)
 
     def host_free(self, address: int) -> None:
@@ -190,6 +196,7 @@ class Memory:
             size = self._pinned.pop(address, None)
             if size is None:
                 raise DeviceError(f"{address:#x} is not the start of a pinned range", INVALID_VALUE)
+            self._pinned_used -= size
             self.valid = self.valid.removed(address, size)
             for edge in _edges(address, size):
                 self._pinned_edges[edge] -= 1
@@ -207,14 +214,21 @@ class Memory:
         return begin, end
 
     # -- module globals -----------------------------------------------------------
-    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0) -> tuple[PlacedGlobal, ...]:
-        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2)."""
+    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0,
+                     managed: frozenset[str] = frozenset()) -> tuple[PlacedGlobal, ...]:
+        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2).
+
+        Those of ``managed`` come last, in system pages of their own: the client protects whole pages.
+        """
         base = at = self._next_global[device - self._first]
         placed = []
-        for name, size, alignment in sizes:
-            at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
-            placed.append(PlacedGlobal(name, at, size, module))
-            at += size
+        for shared in (False, True):
+            at = round_up(at, SYSTEM_PAGE) if shared and managed else at
+            for name, size, alignment in sizes:
+                if (name in managed) is shared:
+                    at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
+                    placed.append(PlacedGlobal(name, at, size, module, shared))
+                    at += size
         if at > self._bases[device - self._first] + addresses.DEVICE_STRIDE:
             raise DeviceError(f"module globals of {at - base} bytes do not fit", OUT_OF_MEMORY)
         self._check_globals(at - base)  # before their contents are made

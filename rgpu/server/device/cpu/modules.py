@@ -22,7 +22,7 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-INVALID_VALUE, INVALID_HANDLE, NOT_SUPPORTED = 1, 400, 801
+INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_SUPPORTED = 1, 2, 400, 801
 INVALID_PTX, UNSUPPORTED_PTX_VERSION, NO_BINARY_FOR_GPU = 218, 222, 209
 OUT_OF_RESOURCES, COOPERATIVE_TOO_LARGE = 701, 720
 MAX_TARGET = facts.COMPUTE_CAPABILITY[0] * 10 + facts.COMPUTE_CAPABILITY[1]
@@ -109,7 +109,7 @@ class Modules:
             line = getattr(error, "line", None)
             reason = f"{'' if line is None else f'line {line}: '}{getattr(error, 'reason', error)}"
             log.warning("PTX was refused", module=handle, reason=reason)
-            raise DeviceError(reason, INVALID_PTX) from error
+            raise DeviceError(reason, OUT_OF_MEMORY if getattr(error, "limit", False) else INVALID_PTX) from error
         self._modules[handle] = module
         return table, ""
 
@@ -125,7 +125,8 @@ class Modules:
         """Give the module's variables their places and first values; returns the linked module and the variables."""
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
-        placed = self._memory.plan_globals(handle, wanted, device)
+        managed = frozenset(name for name, info in parsed.globals.items() if info.managed)
+        placed = self._memory.plan_globals(handle, wanted, device, managed)
         addresses = {variable.name: variable.address for variable in placed}
         binaries = parsed.initial_image(addresses)
         linked = parsed.link(addresses)
@@ -229,11 +230,23 @@ class Modules:
         return module, kernel
 
 
+    def compile(self, module: Module, kernel: Kernel) -> None:
+        """Compile a kernel, unless it is. Raises DeviceError(2) for one that comes to the compiler's limits."""
+        try:
+            module.linked.compile(kernel.name)
+        except self._engine.PtxError as error:
+            reason = f"{kernel.name}: {getattr(error, 'reason', error)}"
+            log.warning("a kernel was not compiled", reason=reason)
+            raise DeviceError(reason, OUT_OF_MEMORY) from error
+        except Exception as error:  # noqa: BLE001 - its execution says so
+            log.info("a kernel was not compiled yet", kernel=kernel.name, reason=str(error)[:500])
+
+
 def _described(linked: Any, placed: tuple[PlacedGlobal, ...], parsed: Any) -> tuple[Module, ModuleTable]:
     kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
     table = ModuleTable(
         tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k)) for k in kernels),
-        tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
+        tuple(GlobalVariable(v.name, v.address, v.size, v.managed) for v in placed))
     return Module(linked, kernels, placed, table), table
 
 

@@ -45,6 +45,7 @@ from rgpu.server.device.cuda.work.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.work.streams import Completion
 from rgpu.server.device.cuda.work.timing import Brought, Timings
 from rgpu.server.device.loads import LoadNotes
+from rgpu.session.addresses import GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
@@ -54,6 +55,7 @@ from rgpu.session.objects.graphs import KernelNode, Node, every
 from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_INVALID_DEVICE = 101
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
@@ -63,6 +65,8 @@ IDLE_SECONDS = 2.0  #: that a load in a replay waits for work under way before i
 #: By the kind of a stream_memory_operation.
 _MEMORY_OPERATIONS = ("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamWaitValue32", "cuStreamWaitValue64")
 NON_BLOCKING = 1
+SIDE_MEMORY = 64 << 20  #: bytes of module variables, and of each heap, that every session may have: else its quota
+_HEAPS = (1, 2)  #: CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE
 
 
 class CudaDevice:
@@ -108,6 +112,7 @@ class CudaDevice:
             self.completion.add(LEGACY_STREAM + gpu.number, driver.CUstream(driver.CU_STREAM_LEGACY),
                                 int(gpu.context), gpu.number)
         self._homes: dict[int, int] = {}  #: the number of each context's GPU
+        self._quota = 0  #: bytes of each GPU; 0: no limit
         self._events: dict[int, Any] = {}
         self._restored: dict[int, int | None] = {}
         self.notes, self.derived = LoadNotes(), Derived()
@@ -192,6 +197,24 @@ class CudaDevice:
         self._use(state.device)
         return state.handle
 
+    # -- limits: the client's library keeps them, too; these hold whatever that does ----------
+    def resize(self, memory: int) -> None:
+        """Bytes of each GPU that the session may have: its mappings as many, and so its arrays and module variables."""
+        self._quota = memory
+        for gpu in self.gpus:
+            gpu.memory.total = -(-memory // GRANULE) * GRANULE
+        self._arrays.total = memory * len(self.gpus)
+
+    def limit_host(self, size: int) -> None:
+        """Bytes that pinned memory may take; 0: no bound."""
+        self.mirrors.total = size
+
+    def _check_bound(self, size: int, what: str) -> None:
+        """Raise DeviceError(2) for device memory beside the mappings that is more than the session may have of it."""
+        most = max(SIDE_MEMORY, self._quota)
+        if self._quota and size > most:
+            raise DeviceError(f"{what} of {size} bytes: the session may have {most}", CUDA_ERROR_OUT_OF_MEMORY)
+
     # -- memory ---------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
         self._at(address).memory.map(address, size)
@@ -256,6 +279,8 @@ class CudaDevice:
         self._homes.pop(context, None)
 
     def set_limit(self, context: int, limit: int, value: int) -> None:
+        if limit in _HEAPS:
+            self._check_bound(value, "a heap or buffer of kernels")
         self._use_context(context)
         check(driver.cuCtxSetLimit(driver.CUlimit(limit), value), "cuCtxSetLimit")
 
@@ -300,6 +325,12 @@ class CudaDevice:
             loaded, text = steer(lambda: self._loader.load(binary, options, library),
                                  lambda made: modules.unload(made[0]), lambda made: made[0].table.globals, places,
                                  self._fillers(device), self._is_idle)
+        try:
+            self._check_bound(sum(v.size for one in [*self._modules.values(), loaded] for v in one.table.globals),
+                              "module variables")
+        except DeviceError:
+            modules.unload(loaded)
+            raise
         self._modules[module], self._module_homes[module] = loaded, device
         if loaded.prints and self.text is not None:
             self.text.loaded()
@@ -590,7 +621,11 @@ class CudaDevice:
         found.extend(Region(address, size, "pinned") for address, size in sorted(self.mirrors.ranges.items()))
         return found
 
-    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+    def reach_ranks(self, exchange: Any) -> None:
+        pass
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
+                            members: Sequence[str] = ()) -> None:
         raise DeviceError("communicators by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:

@@ -14,6 +14,7 @@ from rgpu.server.node.pool.memory import RecordMemory
 from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.transitions import Transitions
+from rgpu.session.errors import AuthenticationFailed
 
 
 class AdoptCommands:
@@ -21,10 +22,12 @@ class AdoptCommands:
     nobody, None while this node is not in the pool."""
 
     def __init__(self, identity: Identity, held: HeldSessions, memory: RecordMemory, trust: RegistryTrust,
-                 fence: LeaderFence, believed: Callable[[], Awaitable[tuple[str, int] | None]]) -> None:
+                 fence: LeaderFence, believed: Callable[[], Awaitable[tuple[str, int] | None]],
+                 mending: Callable[[], Awaitable[bool]]) -> None:
+        """``mending``: whether the pool's record says that `rgpu pool adopt` is under way."""
         self._identity, self._held, self._memory, self._trust = identity, held, memory, trust
         self._transitions = Transitions(held)
-        self._fence, self._believed = fence, believed
+        self._fence, self._believed, self._mending = fence, believed, mending
 
     async def holdings(self, **_: Any) -> dict[str, Any]:
         """This node's :class:`Report`."""
@@ -49,7 +52,15 @@ class AdoptCommands:
 
     async def adopt(self, *, own: dict[str, int] | None = None, forget: list[str] | None = None, cluster: str = "",
                     revision: int = 0, **_: Any) -> dict[str, Any]:
-        """Serve sessions at new epochs, forget others; then, with ``cluster``, believe the registry."""
+        """Serve sessions at new epochs, forget others; then, with ``cluster``, believe the registry.
+
+        Raises :class:`AuthenticationFailed` while the registry is believed here and does not say that it is mended: a
+        node's key alone forgets no session of another node.
+        """
+        if not self._trust.mistrust() and not await self._mending():
+            raise AuthenticationFailed(f"{self._identity.host} believes its registry, and that says nothing of a "
+                                       "`rgpu pool adopt`: sessions are commanded by the elected leader",
+                                       reason="not mending")
         for session, epoch in (own or {}).items():
             await self._transitions.adopt(session, int(epoch))
         for session in forget or []:

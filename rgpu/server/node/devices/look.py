@@ -42,10 +42,12 @@ def device_records(devices: DeviceSlots) -> list[DeviceRecord]:
 
 def _record(spec: str, slot: DeviceSlot, free: int) -> DeviceRecord:
     f = slot.facts
-    info = DeviceInfo(name=f.name, uuid=f.uuid, total_memory=f.total_memory, pci=f.pci, attributes=f.attributes)
+    if not slot.described:
+        info = DeviceInfo(name=f.name, uuid=f.uuid, total_memory=f.total_memory, pci=f.pci, attributes=f.attributes)
+        slot.described = {**info.as_dict(), "driver_version": f.driver_version,
+                          "driver_release": driver.release() if spec.startswith("cuda") else ""}
     return DeviceRecord(
         device=spec, name=f.name, uuid=f.uuid, memory=slot.memory, free_memory=free,
         compute_capability=f.compute_capability, driver_version=f.driver_version, healthy=slot.healthy,
         reason=slot.health.reason[:MAX_TEXT],
-        facts={**info.as_dict(), "driver_version": f.driver_version,
-               "driver_release": driver.release() if spec.startswith("cuda") else ""})
+        facts=slot.described)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.migrate.scheduling.placement import mebibytes, run_of
@@ -21,6 +21,7 @@ class DeviceSlot:
     facts: DeviceFacts
     memory: int  #: bytes that sessions may use in all
     health: Health = Health()
+    described: dict[str, Any] = field(default_factory=dict)  #: what the node's record says of the facts, once it did
 
     @property
     def healthy(self) -> bool:
@@ -41,7 +42,7 @@ class DeviceSlots:
     def __init__(self, host: str, slots: dict[str, DeviceSlot], occupants: Callable[[], Sequence[Occupant]],
                  kept: Callable[[str], int] = lambda spec: 0) -> None:
         self.slots = slots
-        self._host, self._occupants, self._kept = host, occupants, kept
+        self._host, self._occupants, self.kept = host, occupants, kept
 
     def free(self, spec: str, session: str = "") -> int:
         """Bytes of the device that no session here was promised, but those of the run of ``session``."""
@@ -54,7 +55,7 @@ class DeviceSlots:
             if not session or name == session or run_of(name) != run_of(session):  # its own worker of before counts
                 runs[run_of(name)] = max(runs.get(run_of(name), 0), quota)
         used = sum(runs.values())
-        return self.slots[spec].memory - used - self._kept(spec)
+        return self.slots[spec].memory - used - self.kept(spec)
 
     def choose(self, device: str | None, quota: int, session: str = "") -> str:
         """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""

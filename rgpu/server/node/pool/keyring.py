@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from rgpu.link.inotify import ENTRIES, FileWatch
 from rgpu.link.keys import AuthorizedKeys, PublicKey
 from rgpu.link.private_files import private_directory, write_file
 from rgpu.migrate.records.keys import INVITATIONS, KEYS, member_key
@@ -29,7 +30,8 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0  #: between two looks at the folder
+LOOK_SECONDS = 1.0  #: between two looks at the folder, where the kernel tells nothing of it
+QUIET_SECONDS = 10.0  #: and where it does, which it cannot of what another host changes in a shared one
 
 
 def origin_of(directory: Path) -> str:
@@ -51,7 +53,8 @@ class Keyring:
         self.registry = registry
         self._origin = origin_of(authorized.directory)
         self._files: list[PublicKey] | None = None
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  #: the record has
+        self._looked = asyncio.Event()  #: the record or the folder is to be looked at
 
     async def start(self) -> None:
         """Publish the folder's keys and read the record.
@@ -74,31 +77,58 @@ class Keyring:
     def again(self) -> None:
         """The registry's data are others: publish and read everything anew."""
         self._files = None
-        self._changed.set()
+        self._news()
 
     async def run(self) -> None:
         """Until cancelled."""
         watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS, REVOKED)]
+        folder = self._watch_folder()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                    await asyncio.wait_for(self._looked.wait(), QUIET_SECONDS if folder else LOOK_SECONDS)
+                self._looked.clear()
                 await self._guarded(self._read_revoked)  # however the watch is
                 await self._guarded(self._publish)
                 if self._changed.is_set():
                     self._changed.clear()
                     await self._guarded(self._read)
         finally:
+            if folder is not None:
+                asyncio.get_running_loop().remove_reader(folder.fileno())
+                folder.close()
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+
+    def _watch_folder(self) -> FileWatch | None:
+        watch = None
+        try:
+            watch = FileWatch()
+            watch.add(self.authorized.directory, ENTRIES)
+        except OSError as error:
+            log.info("the folder of keys is looked at each second: the kernel does not tell of it", reason=str(error))
+            if watch is not None:
+                watch.close()
+            return None
+
+        def told() -> None:
+            if watch.drain():
+                self._looked.set()
+
+        asyncio.get_running_loop().add_reader(watch.fileno(), told)
+        return watch
+
+    def _news(self) -> None:
+        self._changed.set()
+        self._looked.set()
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except RgpuError as error:
             self._files = None
-            self._changed.set()
+            self._news()
             log.info("the keys on record are not known now; the last known ones stay", reason=error.message)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -108,9 +138,9 @@ class Keyring:
                 # From a revision that is known before the record is read: what is written between that reading and
                 # the watch's own start would be seen only at the next change, and it may be a key that was taken off.
                 revision = (await self.registry.list(prefix)).revision
-                self._changed.set()
+                self._news()
                 async for _ in self.registry.watch(prefix, revision + 1):
-                    self._changed.set()
+                    self._news()
             except Compacted:
                 continue
             except RgpuError:

@@ -10,9 +10,9 @@ import structlog
 
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.membership.election import current_leader
-from rgpu.migrate.records.keys import NODES, SESSIONS, node_key, session_key
+from rgpu.migrate.records.keys import NODES, QUEUE, SESSIONS, node_key, session_key
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import NodeRecord, SessionRecord, decode
+from rgpu.migrate.records.schema import NodeRecord, QueueRecord, SessionRecord, decode
 from rgpu.migrate.registry.base import Registry
 from rgpu.migrate.registry.open import open_registry
 from rgpu.session.errors import NotFound, PoolUnavailable
@@ -29,6 +29,7 @@ class PoolRecords:
         self.registry: Registry
         self.endpoints: dict[str, Endpoint] = {}  #: where nodes were last known to answer, by host
         self._remember = remember
+        self._read: dict[str, tuple[bytes, SessionRecord]] = {}  #: by key: the record of those very bytes
 
     async def open(self, address: str, seen: Path, stopping: asyncio.Event) -> None:
         """Open the registry, also one that is not believed: then only `rgpu pool adopt` can be answered.
@@ -75,9 +76,18 @@ class PoolRecords:
 
     # -- sessions ---------------------------------------------------------------
     async def sessions(self) -> list[SessionRecord]:
-        """Every session's record, also of those that ended."""
-        listing = await self.registry.list(SESSIONS)
-        return [decode(entry.value, SessionRecord, entry.key) for entry in listing.entries]
+        """Every session's record, also of those that ended. What has not changed is not decoded again."""
+        listing, known = await self.registry.list(SESSIONS), self._read
+        self._read = {}
+        for entry in listing.entries:
+            old = known.get(entry.key)
+            self._read[entry.key] = old if old is not None and old[0] == entry.value else (
+                entry.value, decode(entry.value, SessionRecord, entry.key))
+        return [record for _, record in self._read.values()]
+
+    async def waiting(self) -> list[QueueRecord]:
+        """Every request that waits for a place."""
+        return [decode(entry.value, QueueRecord, entry.key) for entry in (await self.registry.list(QUEUE)).entries]
 
     async def find(self, name: str) -> Held | None:
         """The session's record as it is now; None where there is none."""

@@ -48,7 +48,8 @@ class Registration:
         record = NodeRecord(
             host=self._identity.host, incarnation=self._identity.incarnation, control=control,
             data=f"{data[0]}:{data[1]}", public_key=self._identity.keys.public, devices=self._devices(), state="ready",
-            version=__version__, started=time.time(), store=self._store, secret=secret)
+            version=__version__, started=time.time(), store=self._store, secret=secret,
+            checks_agents=True)
         self.membership = Membership(registry, self.keeper, record, self._lease, take_over=True, on_return=on_return)
         await self.membership.start()
         self.joined = True
@@ -59,8 +60,10 @@ class Registration:
 
     async def tell_devices(self) -> None:
         """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
-        with contextlib.suppress(RgpuError):
-            await self.membership.update(devices=self._devices())
+        devices = self._devices()
+        if devices != self.membership.record.devices:
+            with contextlib.suppress(RgpuError):
+                await self.membership.update(devices=devices)
 
     async def tell_secret(self, secret: str) -> None:
         """Have the record say which of the pool's secrets is held here; told again with the next look if that fails."""

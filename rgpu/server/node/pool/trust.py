@@ -22,6 +22,7 @@ from rgpu.session.errors import Conflict, RgpuError
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.5
+ADOPT = "rgpu pool adopt"  #: in the reason of a pause that it begins or ends
 TRIES = 10
 
 
@@ -34,6 +35,13 @@ class RegistryTrust:
     def mistrust(self) -> str:
         """Why nothing is decided by the registry; empty while it is believed."""
         return str(getattr(self._records.registry, "mistrust", ""))
+
+    async def mending(self) -> bool:
+        """Whether the pool's record says that `rgpu pool adopt` is to mend the registry, or does. Raises what reading
+        raises.
+        """
+        record = await pool_record(self._records.registry)
+        return record.paused and ADOPT in record.reason
 
     async def look(self) -> None:
         """Ask the registry something: what it answers shows whether it went back."""
@@ -69,7 +77,7 @@ class RegistryTrust:
         if distrust is None:
             return False
         try:
-            await pause(self._records.registry, True, f"{reason}; `rgpu pool adopt` mends it")
+            await pause(self._records.registry, True, f"{reason}; `{ADOPT}` mends it")
         except RgpuError as error:
             log.warning("automation could not be paused", reason=error.message)
         distrust(reason)

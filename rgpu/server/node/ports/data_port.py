@@ -18,13 +18,15 @@ from typing import Any
 import structlog
 
 from rgpu.link.accepting import Warned
-from rgpu.link.data import tickets
+from rgpu.link.data import proofs, tickets
 from rgpu.link.data.frames import Handover, tune
 from rgpu.link.data.opening import Opening
 from rgpu.link.data.tickets import Ticket
 from rgpu.link.gate.budget import Budget, Stage
 from rgpu.link.gate.gate import Gate, Visitor
+from rgpu.link.keys import KeyPair
 from rgpu.link.secrets import PoolSecrets
+from rgpu.server.node.sessions.agents import SessionAgents
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.workers.handles import WorkerHandle
@@ -41,13 +43,15 @@ class DataPort:
     """Listens at ``bound``; ``address`` is where others reach it. What ``held`` has nothing of is refused."""
 
     def __init__(self, listen: tuple[str, int], secrets: PoolSecrets, held: HeldSessions, deadline: Deadline,
-                 budget: Budget, advertised: tuple[str, int] | None = None) -> None:
-        """Bind. For use in a running event loop. ``advertised``: where others reach it, if not at ``listen``.
+                 budget: Budget, keys: KeyPair, agents: SessionAgents,
+                 advertised: tuple[str, int] | None = None) -> None:
+        """Bind. For use in a running event loop. ``keys``: this node's. ``advertised``: where others reach it, if not
+        at ``listen``.
 
         Raises :class:`LinkError` where that address is not free.
         """
         self._secrets = secrets
-        self._held, self._deadline = held, deadline
+        self._held, self._deadline, self._keys, self._agents = held, deadline, keys, agents
         self._loop = asyncio.get_running_loop()
         self.gate = Gate("data port", listen, budget, lambda gate, sock, peer: _Peer(gate, sock, peer, self))
         self.bound = self.gate.bound
@@ -63,7 +67,7 @@ class DataPort:
 
     def admit(self, session: str, move: str) -> dict[str, Any]:
         """Grant {address, ticket, secret}: a move's source reaches by it the worker that receives the session here."""
-        granted = tickets.issue(self._secrets.issuing(), session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
+        granted = tickets.issue(proofs.own_secret(self._keys), session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
         return {"address": list(self.address), "ticket": granted.ticket, "secret": granted.secret}
 
     def start(self) -> None:
@@ -82,13 +86,15 @@ class DataPort:
         def lookup(ticket: Ticket) -> int:
             self._deadline.check("an attachment")
             handle, epoch = self._held.find(ticket)
+            if ticket.purpose == "calls":
+                self._agents.check(ticket, epoch)
             if self._handed[ticket.session] >= HANDED_AT_ONCE:
                 raise Refused(f"{HANDED_AT_ONCE} connections of {ticket.session} are on their way to its worker "
                               "already: try again when they are there", session=ticket.session)
             found.append(handle)
             return epoch
 
-        return Opening(self._secrets.accepted(), lookup), found
+        return Opening(self._secrets.accepted(), lookup, self._keys), found
 
     def refused(self, peer: str, error: RgpuError) -> None:
         """Log that a peer was refused; many refusals make few lines."""
@@ -120,7 +126,7 @@ class DataPort:
 
     @staticmethod
     async def _give(handle: WorkerHandle, handover: Handover, fd: int) -> None:
-        do = {"calls": "attach", "lane": "lane"}.get(handover.purpose, "receive")
+        do = {"calls": "attach", "lane": "lane", "ranks": "ranks_serve"}.get(handover.purpose, "receive")
         await handle.request(do, fds=(fd,), handover=handover.pack(), timeout=20.0)
 
 

@@ -20,7 +20,8 @@ from rgpu.session.errors import LinkError, RgpuError, TimedOut
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 3.0
+LOOK_SECONDS = 15.0
+AGAIN_SECONDS = 3.0  #: after a look that failed, or while a port cannot be reached
 ANSWER_SECONDS = 4.0  #: a port that takes longer than that for its own daemon cannot be reached
 ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 FAILURES = 2  #: one after the other, before it is said
@@ -64,7 +65,8 @@ class PortWatch:
     async def run(self) -> None:
         """Look, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            failing = any(one.failures or one.why for one in self.reach.values())
+            await asyncio.sleep(AGAIN_SECONDS if failing else LOOK_SECONDS)
             errors = await asyncio.gather(asyncio.to_thread(self._look, self._data_port),
                                           asyncio.to_thread(self._look, self._control_port))
             changed = [one.looked(error) for one, error in zip(self.reach.values(), errors, strict=True)]

@@ -1,4 +1,4 @@
-"""The node follows the rotation of the pool's secret: once a second by the record, and once before it answers agents.
+"""The node follows the rotation of the pool's secret by its record, and once before it answers agents.
 
 What it lacks it asks other nodes for, the one first where it was made; a mark says whether it is the one meant.
 """
@@ -6,6 +6,7 @@ What it lacks it asks other nodes for, the one first where it was made; a mark s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -16,13 +17,15 @@ from rgpu.link.secrets import PoolSecrets, check_secret, mark
 from rgpu.migrate.membership import rotation
 from rgpu.migrate.records.schema import NodeRecord
 from rgpu.migrate.records.secrets import SECRETS, Named, SecretsRecord
+from rgpu.migrate.registry.base import Compacted
 from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import Corrupt, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  #: between two looks while a rotation is under way
+QUIET_SECONDS = 10.0  #: and while none is, without news of the record
 ASK_SECONDS = 3.0  #: for another node to give a secret
 START_SECONDS = 10.0  #: that a node which starts waits for what it lacks
 
@@ -35,6 +38,7 @@ class SecretsFollower:
         self._host, self._secrets, self._records, self._peers, self._tell = host, secrets, records, peers, tell
         self._record: SecretsRecord | None = None
         self._reason = ""
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         """Hold what counts before anybody is answered. A node that finds nobody to ask goes on without, and says so.
@@ -52,17 +56,47 @@ class SecretsFollower:
 
     async def run(self) -> None:
         """Until cancelled. Without the registry the last record counts, and its time runs on."""
+        watch = asyncio.ensure_future(self._watch())
+        settled = False
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), QUIET_SECONDS if settled else LOOK_SECONDS)
+                self._changed.clear()
+                settled = await self._look()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _look(self) -> bool:
+        """Whether nothing is under way or lacking, as far as is known."""
+        settled = True
+        try:
+            self._record = await rotation_record(self._records)
+            settled = self._record is None or self._record.new is None
+        except RgpuError as error:
+            settled = False
+            log.info("the rotation of the pool's secret is not known now", reason=error.message)
+        try:
+            settled = await self._follow() and settled
+            await self._tell(self.mark)
+        except (RgpuError, OSError) as error:
+            settled = False
+            log.warning("the pool's secret cannot be followed", reason=str(error))
+        return settled
+
+    async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
             try:
-                self._record = await rotation_record(self._records)
-            except RgpuError as error:
-                log.info("the rotation of the pool's secret is not known now", reason=error.message)
-            try:
-                await self._follow()
-                await self._tell(self.mark)
-            except (RgpuError, OSError) as error:
-                log.warning("the pool's secret cannot be followed", reason=str(error))
+                registry = self._records.registry
+                revision = (await registry.list(SECRETS)).revision
+                self._changed.set()
+                async for _ in registry.watch(SECRETS, revision + 1):
+                    self._changed.set()
+            except Compacted:
+                continue
+            except RgpuError:
+                await asyncio.sleep(LOOK_SECONDS)
 
     @property
     def mark(self) -> str:

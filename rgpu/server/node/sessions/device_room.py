@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.sessions.worker_exits import LeavingWorkers
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
+from rgpu.session.devices import parts
 
 
 class DeviceRoom:
     """Finds it among what sessions, leaving workers and checkpoints have."""
 
-    def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: CheckpointShares) -> None:
+    def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: CheckpointShares,
+                 give_way: Callable[[str, int], Awaitable[None]] | None = None) -> None:
+        """``give_way(device, bytes)``: has warm workers of the device end that have so much of it."""
         self._devices, self._leaving, self._checkpoints = devices, leaving, checkpoints
+        self._give_way = give_way
 
     async def find(self, device: str | None, quota: int, session: str) -> str:
         """The device for ``session``, ``device`` if it is named; ``quota``: bytes of each. Raises :class:`Refused`.
 
-        Workers that are on their way out may have the room, and checkpoints may have borrowed it.
+        Workers that are on their way out may have the room, warm workers too, and checkpoints may have borrowed it.
         """
         await self._leaving.wait_for_room(device, quota, lambda spec: self._devices.free(spec, session))
+        await self._have_warm_give_way(device, quota, session)
         spec = self._devices.choose(device, quota, session)
         await self._checkpoints.recall(spec, quota)
         return spec
+
+    async def _have_warm_give_way(self, device: str | None, quota: int, session: str) -> None:
+        specs = [spec for spec in (parts(device) if device else self._devices.slots) if spec in self._devices.slots]
+        short = {spec: quota - self._devices.free(spec, session) for spec in specs}
+        if self._give_way is None or (device is None and min(short.values(), default=0) <= 0):
+            return
+        for spec, missing in short.items():
+            if 0 < missing <= self._devices.kept(spec):
+                await self._give_way(spec, missing)
+                if device is None:
+                    return

@@ -34,6 +34,8 @@ class Attachments:
         if node is not None and record.state in ("running", "moving"):
             host, _, port = node.data.rpartition(":")
             value["address"] = [host, int(port)]
+            if node.checks_agents:
+                value["public"] = node.public_key
         if ticket:
             granted = tickets.issue(self._secrets.issuing(), record.name, public, "calls")
             value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)

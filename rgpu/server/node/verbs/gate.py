@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from rgpu.link.control.verbs import VERBS, Answers, On
 from rgpu.link.keys import AuthorizedKeys
 from rgpu.migrate.leader.term.decisions import acting
 from rgpu.migrate.membership.members import node_name
-from rgpu.migrate.records.keys import QUEUE, queue_key
+from rgpu.migrate.records.keys import queue_key
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord, decode
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.records import PoolRecords
@@ -85,16 +85,17 @@ class Gate:
             target = ALL_USERS
         require(entry, actor, target)
 
-    async def seen(self, actor: Actor, everybody: bool = True) -> Callable[[str], bool]:
+    async def seen(self, actor: Actor, everybody: bool = True,
+                   every: Sequence[SessionRecord | QueueRecord] | None = None) -> Callable[[str], bool]:
         """Return whether the actor may see a session or request, by its name.
 
-        ``everybody``: an operator's and a node's view is everybody's, else their own.
+        ``everybody``: an operator's and a node's view is everybody's, else their own. ``every``: all sessions and
+        requests, where they have been read.
         """
         if actor.role == "node" or actor.role == "operator" and everybody:
             return lambda name: True
-        every: list[SessionRecord | QueueRecord] = [*await self._records.sessions()]
-        every += [decode(entry.value, QueueRecord, entry.key)
-                  for entry in (await self._records.registry.list(QUEUE)).entries]
+        if every is None:
+            every = [*await self._records.sessions(), *await self._records.waiting()]
         names = {record.name for record in every if self.user_of(record) == actor.user}
         return names.__contains__
 

@@ -73,7 +73,7 @@ class LeaderVerbs:
             "session.withdraw": self._withdraw, "session.keep": self._keep,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
-            "session.unreachable": self._unreachable, "worker.died": self._worker_died,
+            "session.unreachable": self._unreachable, "session.gather": self._gather, "worker.died": self._worker_died,
             "agent.silent": self._agent_silent}
 
     @property
@@ -143,6 +143,12 @@ class LeaderVerbs:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
                                             seconds=float(args.get("seconds") or 0.0))
         return {}
+
+    async def _gather(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+        held = await self._records.session(str(args["session"]))
+        return dict(await self._coordinator.gather(
+            held.record.name, self._gate.user_of(held.record), name=str(args["name"]), ranks=int(args["ranks"]),
+            rank=int(args["rank"]), payload=int(args.get("payload") or 0)))
 
     async def _worker_died(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),

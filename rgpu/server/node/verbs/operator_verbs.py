@@ -14,7 +14,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Actor
 from rgpu.migrate.leader import history
 from rgpu.migrate.leader.coordinator import Coordinator
-from rgpu.migrate.leader.defaults import check_default
+from rgpu.migrate.leader.defaults import check_default, check_seconds
 from rgpu.migrate.leader.hosts import host_records, pool_record
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records.schema import NodeRecord, check_host_name, check_session_name
@@ -61,8 +61,12 @@ class HostVerbs:
         return {"paused": record.paused, "reason": record.reason}
 
     async def _set(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
-        if str(args.get("name")) != "default-gpus":
-            raise UsageError(f"a pool has no setting {str(args.get('name'))!r}; it has default-gpus")
+        name = str(args.get("name"))
+        if name == "max-kernel-seconds":
+            record = await self._coordinator.hosts.set_max_kernel_seconds(check_seconds(str(args.get("value") or "")))
+            return {"max_kernel_seconds": record.max_kernel_seconds}
+        if name != "default-gpus":
+            raise UsageError(f"a pool has no setting {name!r}; it has default-gpus and max-kernel-seconds")
         record = await self._coordinator.hosts.set_default_gpus(check_default(str(args.get("value") or "")))
         return {"default_gpus": record.default_gpus}
 
@@ -105,6 +109,7 @@ class PoolVerbs:
             "moves": {name: far for name, far in dict(about.get("moves") or {}).items() if seen(name)},
             "queue": [line for line in about.get("queue") or [] if seen(str(line.get("name")))],
             "default_gpus": settings.default_gpus,
+            "max_kernel_seconds": settings.max_kernel_seconds,
             "rebalance": settings.rebalance, "rebalancing": "" if user else str(about.get("rebalancing") or ""),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
             "away": sorted(host for host in decided if host not in nodes),

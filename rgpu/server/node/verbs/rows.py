@@ -8,6 +8,8 @@ from typing import Any
 from rgpu.migrate.leader.silence import AGENT_GRACE, grace_of
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 
+WAIT_SECONDS = 10.0  #: that a rank may stand at a collective before `rgpu ps` says so
+
 
 def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str = "") -> dict[str, Any]:
     """The line of ``rgpu ps`` of a request of ``user`` that waits; ``lines``: what the leader says of the queue."""
@@ -46,7 +48,8 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
     notes = [record.reason if record.state not in ("running",) else "", _in_line(line), silent,
              str(stats.get("blocked_reason") or ""),
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
-             str(view.get("error_detail") or ""), _pinned(view.get("pins")),
+             str(view.get("error_detail") or ""), _pinned(view.get("pins")), _waiting(stats.get("managed_waiting")),
+             *waits(view.get("communicators")),
              f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
              if catch_up.get("state") in ("ordered", "overlapping") else ""]
     return {"session": record.name, "user": user or None, "state": record.state, "host": record.owner,
@@ -58,16 +61,44 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
             "shared_bytes_to_device": stats.get("shared_bytes_to_device"),
             "shared_bytes_from_device": stats.get("shared_bytes_from_device"),
+            "managed_faults": stats.get("managed_faults"), "managed_waiting": stats.get("managed_waiting"),
             "same_host": str(stats.get("same_host") or "")[:300],
             "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
             "gpu_seconds": gpu.get("busy_s"), "gpu_share": gpu.get("recent"), "compute_limit": gpu.get("limit"),
             "held_seconds": gpu.get("held_s"), "catch_up": catch_up.get("state"),
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
+            "collectives": view.get("communicators") or [], "ranks": view.get("ranks"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
             "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _waiting(touches: Any) -> str:
+    """Who waits for managed memory; a touch lasts a moment, except while the session is paused or lost."""
+    return f"{touches} of its threads wait for managed memory" if isinstance(touches, int) and touches > 0 else ""
+
+
+def waits(communicators: Any) -> list[str]:
+    """Say of each rank that stands at a collective for :data:`WAIT_SECONDS` for whom, or which calls do not agree.
+
+    ``communicators``: as :meth:`rgpu.server.device.cpu.collectives.communicators.Communicators.figures` gives them.
+    """
+    found = []
+    for one in communicators or ():
+        for last in one.get("last") or ():
+            if last.get("complete") or last.get("seconds", 0.0) < WAIT_SECONDS:
+                continue
+            at = f"rank {last['rank']} of {one.get('ranks')} waits for {last['seconds']:.0f} s in its {last['call']}"
+            differs, missing = last.get("differs") or {}, last.get("missing") or []
+            if differs:
+                found.append(f"{at}: " + ", ".join(f"rank {rank} called {call}" for rank, call in differs.items()))
+            elif missing:
+                sessions = f" (sessions {', '.join(last['waits_for'])})" if last.get("waits_for") else ""
+                found.append(f"{at} for {'ranks' if len(missing) > 1 else 'rank'} "
+                             f"{', '.join(map(str, missing))}{sessions}")
+    return found
 
 
 def _end(record: SessionRecord) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +13,8 @@ from rgpu.link.keys import Endpoint
 from rgpu.migrate.leader.defaults import with_default
 from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.leader.requests import read_order
-from rgpu.migrate.records.keys import QUEUE
-from rgpu.migrate.records.schema import QueueRecord, decode
+from rgpu.migrate.records import listing
+from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 from rgpu.migrate.scheduling import placement
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.server.node.pool.memory import RecordMemory
@@ -78,24 +80,45 @@ class SessionVerbs:
 
     def register(self, control: ControlServer) -> None:
         """Answer them."""
-        for verb, handler in {"session.list": self._list, "session.describe": self._describe,
+        for verb, handler in {"session.list": self._list, "session.page": self._page,
+                              "session.describe": self._describe,
                               "session.logs": self._newest_logs, "session.move_status": self._move_status}.items():
             control.register(verb, handler)
 
     async def _list(self, request: Request) -> Any:
-        records = await self._records.sessions()
-        infos = await self._views.of_all()
+        records, waiting, infos = await self._all(request)
+        rows = self._rows(infos)
+        return {"sessions": [rows(record) for record in records
+                             if request.args.get("all") or record.state not in listing.OVER],
+                "queue": [rows(record) for record in waiting]}
+
+    async def _page(self, request: Request) -> Any:
+        """Of many sessions a page: only its rows are made, and sent."""
+        records, waiting, infos = await self._all(request)
+        found = listing.page([*records, *waiting], request.args, self._gate.user_of)
+        rows = self._rows(infos)
+        return {"rows": [rows(record) for record in found.records], "page": found.number, "pages": found.pages,
+                "total": found.total, "states": list(found.states)}
+
+    async def _all(self, request: Request) -> tuple[list[SessionRecord], list[QueueRecord], list[dict[str, Any]]]:
+        """What the caller may see of sessions and requests, and what all nodes say of themselves."""
+        records, waiting, infos = await asyncio.gather(self._records.sessions(), self._records.waiting(),
+                                                       self._views.of_all())
+        seen = await self._gate.seen(request.actor, bool(request.args.get("all_users")), [*records, *waiting])
+        return [r for r in records if seen(r.name)], [r for r in waiting if seen(r.name)], infos
+
+    def _rows(self, infos: list[dict[str, Any]]) -> Callable[[listing.Listed], dict[str, Any]]:
+        """What makes a row of a session, or of a request that waits."""
         views = views_of(infos)
         lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
-        seen = await self._gate.seen(request.actor, bool(request.args.get("all_users")))
-        shown = [r for r in records
-                 if seen(r.name) and (request.args.get("all") or r.state not in ("ended", "failed"))]
-        waiting = [decode(entry.value, QueueRecord, entry.key)
-                   for entry in (await self._records.registry.list(QUEUE)).entries]
-        return {"sessions": [row(record, views.get(record.name, {}), lines.get(record.name), self._grace,
-                                 self._gate.user_of(record)) for record in shown],
-                "queue": [waiting_row(record, lines, self._gate.user_of(record)) for record in waiting
-                          if seen(record.name)]}
+
+        def one(record: listing.Listed) -> dict[str, Any]:
+            user = self._gate.user_of(record)
+            if isinstance(record, QueueRecord):
+                return waiting_row(record, lines, user)
+            return row(record, views.get(record.name, {}), lines.get(record.name), self._grace, user)
+
+        return one
 
     async def _describe(self, request: Request) -> Any:
         held = await self._records.session(str(request.args["session"]))

@@ -27,7 +27,7 @@ from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 0.5  #: between two looks at who is there
+LOOK_SECONDS = 1.0  #: between two looks at whether somebody came or went
 ASK_SECONDS = 5.0
 WHOLE = 100
 LEAST = 5  #: per cent that those who were promised nothing have between them in any case
@@ -70,12 +70,18 @@ class ComputeShares:
         self._policy, self._running, self._record = policy, running, record
         self._promised: dict[Handle, int] = {}  #: per cent; of a worker's life, in which it does not change
         self._told: dict[Handle, float] = {}
+        self._shares: dict[Handle, float] = {}  #: what they were to be told with the last look
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            if not self.settled():
+                await self.look()
+
+    def settled(self) -> bool:
+        """Whether every worker that is here was told its share, and none has come or gone since."""
+        return set(self._running()) == self._shares.keys() and self._told == self._shares
 
     async def look(self) -> None:
         """Tell every worker whose share has changed. Raises nothing: the next look tries again."""
@@ -92,6 +98,7 @@ class ComputeShares:
             found = limits({handle.session: self._promised[handle] for handle in here}, self._policy)
             for handle in here:
                 shares[handle] = least_share(found[handle.session], shares.get(handle, 0.0))
+        self._shares = shares
         await asyncio.gather(*(self._tell(handle, share) for handle, share in shares.items()
                                if self._told.get(handle) != share))
 

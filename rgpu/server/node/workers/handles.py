@@ -237,8 +237,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         home = homes.make(directory)
         found = boxes.spawn(
             ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
-             str(link / SOCKET), "--state", state, *common_options(directory, log_level, module_cache_size)],
-            home, log_path), home
+             str(link / SOCKET), "--state", state,
+             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path), home
     process, home = found
     try:
         # A worker that is on its way out listens at its own home: nobody reaches it instead of the new one.
@@ -258,10 +258,10 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     return handle
 
 
-def common_options(directory: Path, log_level: str, module_cache_size: int) -> tuple[str, ...]:
-    """Arguments that every worker of a node has."""
+def common_options(directory: Path, log_level: str, module_cache_size: int, memory: int = 0) -> tuple[str, ...]:
+    """Arguments that every worker of a node has. ``memory``: bytes of the host's; 0: no bound."""
     return ("--host", directory.name, "--log-level", log_level, "--module-cache", str(directory / "modules"),
-            "--module-cache-size", str(module_cache_size))
+            "--module-cache-size", str(module_cache_size), "--host-memory", str(memory))
 
 
 async def _connect(home: Home, process: subprocess.Popen[bytes]) -> Channel:

@@ -14,7 +14,8 @@ from rgpu.server.node.workers.handles import worker_folder
 from rgpu.session.errors import NotFound
 
 LOG_LIMIT = 4 << 20  #: bytes of a worker's log; then it becomes the older half, of which the newest end is kept
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 2.0  #: between two looks while a log grows
+QUIET_SECONDS = 10.0  #: and while none does
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,21 @@ class WorkerLogs:
 
     async def run(self) -> None:
         """Keep every worker's log within its bounds, until cancelled."""
+        sizes: dict[Path, int] = {}
         while True:
-            await asyncio.to_thread(self.rotate)
-            await asyncio.sleep(LOOK_SECONDS)
+            before, sizes = sizes, await asyncio.to_thread(self.rotate)
+            await asyncio.sleep(QUIET_SECONDS if sizes == before else LOOK_SECONDS)
 
-    def rotate(self) -> None:
+    def rotate(self) -> dict[Path, int]:
         """Where a log is over :data:`LOG_LIMIT`, its newest end goes to ``worker.log.1``, and it begins anew.
 
-        A worker has the file open for appending, so that what it writes next stands at the new beginning; a line
-        written in between can be lost.
+        Gives the logs' sizes. A worker has the file open for appending, so that what it writes next stands at the new
+        beginning; a line written in between can be lost.
         """
+        sizes = {}
         for path in (self.directory / "workers").glob("*/worker.log"):
             with contextlib.suppress(OSError):
-                size = path.stat().st_size
+                size = sizes[path] = path.stat().st_size
                 if size <= LOG_LIMIT:
                     continue
                 older = path.with_suffix(".log.1")
@@ -60,6 +63,7 @@ class WorkerLogs:
                     source.seek(size - LOG_LIMIT)
                     shutil.copyfileobj(source, target, 1 << 20)
                 os.truncate(path, 0)
+        return sizes
 
 
 def _tail(path: Path, size: int) -> str:

@@ -1,25 +1,30 @@
 """A node's warm workers: started ahead, so that a session that begins, comes or comes back pays no fixed costs.
 
-For each healthy device ``wanted`` processes stand ready: Python and the device
+For each healthy device some processes stand ready (:mod:`.warm_stock` says how many): Python and the device
 loaded, context made, our own modules in it, pinned rings allocated. One that is
 taken is replaced, at once where there are processors to spare, one that dies a moment
-later, and only while the device has room for it. Nothing depends on them: without one a worker is started as ever.
+later, and only while the device has room for it. Nothing depends on them, and nobody waits for one that is slow:
+without one a worker is started as ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from rgpu.link.local.packets import Channel
-from rgpu.server.node.workers import homes
+from rgpu.server.node.workers import homes, warm_stock
 from rgpu.server.node.workers.homes import Home, reach
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import Assignment
@@ -27,9 +32,13 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-#: Device memory that a worker's context and modules take, about.
-CONTEXT_MEMORY = 600 << 20
 START_SECONDS = 60.0
+SOON_SECONDS = 10.0  #: that a session waits for one that is being started; one that takes longer holds up nobody
+SLOW = 2.0  #: likewise, times what the last one took to start
+BUSY_SECONDS = 1.0  #: between two looks at processors that are not idle
+PATIENCE_SECONDS = 15.0  #: after which one that was asked for by number is started on a busy host, too
+STARTS = 4  #: at a time, of all devices
+END_SECONDS = 3.0  #: that one which gives way may take to go
 #: After one was taken, where there are no more than :data:`FEW` processors: its session begins and needs them.
 REPLACE_SECONDS = 1.0
 FEW = 4
@@ -52,7 +61,9 @@ class WarmWorkers:
 
     def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, release: Callable[[Home], None],
                  room: Callable[[str], int], options: tuple[str, ...] = ()) -> None:
-        """``wanted``: for each device. ``room(device)``: bytes of it that are free. ``options``: of each worker.
+        """``wanted``: for each device, or :data:`warm_stock.AUTO`. ``room(device)``: bytes of it that are free.
+
+        ``options``: of each worker.
 
         ``release``: takes down what was made for one that ended without a session.
         """
@@ -63,6 +74,10 @@ class WarmWorkers:
         self._failures: dict[str, int] = {}
         self._begun: dict[str, int] = {}  #: processes that are on their way
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
+        self._patience: dict[str, float] = {}  #: seconds that one which is on its way is waited for
+        self._stocking: asyncio.Task[None] | None = None
+        # Their starts block threads for seconds: not those that everything else uses.
+        self._threads = ThreadPoolExecutor(STARTS, "warm-start")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.used = 0  #: sessions that got one
@@ -70,11 +85,12 @@ class WarmWorkers:
 
     def start(self, devices: list[str]) -> None:
         """Begin to keep warm workers for these devices."""
-        if self._wanted <= 0:
+        if not self._wanted:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for device in devices:
             self._ready[device], self._starting[device] = [], 0
+        for device in devices:
             self._fill(device)
 
     def ready(self, device: str) -> int:
@@ -88,7 +104,7 @@ class WarmWorkers:
         """
         if not device.startswith("cuda"):
             return 0
-        return CONTEXT_MEMORY * max(0, self.ready(device) + self._starting.get(device, 0) - 1)
+        return warm_stock.CONTEXT_MEMORY * max(0, self.ready(device) + self._starting.get(device, 0) - 1)
 
     def pids(self) -> list[int]:
         """Process ids of the workers that are ready."""
@@ -107,12 +123,23 @@ class WarmWorkers:
         return None
 
     async def _soon(self, device: str) -> bool:
-        """Wait for one that is being started: it is ahead of any that would be started now. False: none is."""
-        if not self._begun.get(device):
+        """Wait for one that is being started: it is ahead of any that would be started now.
+
+        False: none is, each is waited for by somebody, or it is slow.
+        """
+        waiters = self._waiters.setdefault(device, [])
+        if self._begun.get(device, 0) <= len(waiters):
             return False
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(device, []).append(waiter)
-        await waiter
+        waiters.append(waiter)
+        try:
+            await asyncio.wait_for(waiter, self._patience.get(device, SOON_SECONDS))
+        except TimeoutError:
+            log.warning("a warm worker is slow to start: it is not waited for", device=device)
+            return False
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
         return True
 
     async def _take(self, device: str, assignment: Assignment, log_path: Path
@@ -138,20 +165,71 @@ class WarmWorkers:
         self._closed = True
         for task in self._tasks:
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for items in self._ready.values():
             for item in items:
                 self._unwatch(item)
                 self._end(item)
             items.clear()
 
+    async def give_way(self, device: str, bytes_wanted: int) -> None:
+        """A session needs so much of the device's memory: those beyond the first end, as many as have that."""
+        ending: list[_WarmWorker] = []
+        items = self._ready.get(device, [])
+        while bytes_wanted > 0 and len(items) > 1:
+            item = items.pop()
+            self._unwatch(item)
+            self._end(item)
+            ending.append(item)
+            bytes_wanted -= warm_stock.CONTEXT_MEMORY
+        if ending:
+            log.info("warm workers give way to a session", device=device, pids=[item.process.pid for item in ending])
+            await asyncio.gather(*(asyncio.to_thread(_ended, item.process) for item in ending))
+
     # -- keeping them -----------------------------------------------------------------
     def _fill(self, device: str, delay: float = 0.0) -> None:
-        missing = self._wanted - self.ready(device) - self._starting[device]
-        for _ in range(0 if self._closed else missing):
+        """Start the device's first one after ``delay`` s, and the others when a processor is idle."""
+        if self._closed:
+            return
+        if not self._here(device):
+            self._spawn_task(self._start(device, delay))
             self._starting[device] += 1
-            task = asyncio.get_running_loop().create_task(self._start(device, delay))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._stocking is None or self._stocking.done():
+            self._stocking = self._spawn_task(self._stock())
+
+    def _here(self, device: str) -> int:
+        return self.ready(device) + self._starting[device]
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _short(self) -> str | None:
+        """A device that has its first one, and fewer than it is to have; None: there is none."""
+        host = warm_stock.look_at_host(len(self._ready))
+        for device in self._ready:
+            here = self._here(device)
+            if 0 < here < warm_stock.wanted(self._wanted, device, host, self._room(device), here) \
+                    and not self._failures.get(device):
+                return device
+        return None
+
+    async def _stock(self) -> None:
+        """One after the other, while processors are idle, until every device has what it is to have."""
+        waited = 0.0
+        while (device := self._short()) is not None:
+            before = warm_stock.idle_ticks()
+            await asyncio.sleep(warm_stock.LOOK_SECONDS)
+            idle = warm_stock.idle_processors(before, warm_stock.idle_ticks(), warm_stock.LOOK_SECONDS)
+            if idle < warm_stock.IDLE and not (self._wanted > 0 and waited >= PATIENCE_SECONDS):
+                await asyncio.sleep(BUSY_SECONDS)
+                waited += BUSY_SECONDS
+                continue
+            waited = 0.0
+            self._starting[device] += 1
+            await self._start(device, 0.0)
 
     async def _start(self, device: str, delay: float) -> None:
         await asyncio.sleep(delay)
@@ -160,15 +238,17 @@ class WarmWorkers:
             await self._start_now(device)
         finally:
             self._begun[device] -= 1
-            for waiter in self._waiters.pop(device, []):
+            for waiter in self._waiters.get(device, [])[:1]:
                 if not waiter.done():
                     waiter.set_result(None)
 
     async def _start_now(self, device: str) -> None:
         try:
-            if device.startswith("cuda") and self._room(device) < CONTEXT_MEMORY:
+            if device.startswith("cuda") and self._room(device) < warm_stock.CONTEXT_MEMORY:
                 raise OSError("the device has no room for another context")
+            began = time.monotonic()
             item = await self._make(device)
+            self._patience[device] = min(SOON_SECONDS, max(1.0, SLOW * (time.monotonic() - began)))
         except (RgpuError, OSError) as error:
             log.warning("no warm worker", device=device, reason=str(error))
             self._starting[device] -= 1
@@ -182,22 +262,24 @@ class WarmWorkers:
         self._ready[device].append(item)
         asyncio.get_running_loop().add_reader(item.channel.sock.fileno(), self._gone, item)
         log.info("a warm worker is ready", device=device, pid=item.process.pid)
+        self._fill(device)
 
     def _again(self, device: str) -> None:
         count = self._failures[device] = self._failures.get(device, 0) + 1
         self._fill(device, RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1])
 
     async def _make(self, device: str) -> _WarmWorker:
-        home = await asyncio.to_thread(homes.make, self._directory)
+        run = functools.partial(asyncio.get_running_loop().run_in_executor, self._threads)
+        home = await run(homes.make, self._directory)
         try:
-            process = await asyncio.to_thread(
+            process = await run(
                 self._spawn, ["--device", device, "--socket", str(home.socket), "--spare", warm_worker.ROOM,
                               *self._options], home, self._folder / "spare.log")
         except BaseException:
             self._release(home)
             raise
         try:
-            channel = await asyncio.to_thread(_reach, home, process)
+            channel = await run(_reach, home, process)
         except BaseException:
             process.kill()
             self._release(home)
@@ -225,6 +307,14 @@ class WarmWorkers:
 def replace_seconds(processors: int) -> float:
     """How long the one that replaces a taken one waits before it starts, s."""
     return 0.0 if processors > FEW else REPLACE_SECONDS
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for a killed process: its device's memory is free then."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.warning("a warm worker that gave way has not ended", pid=process.pid)
 
 
 def _reach(home: Home, process: subprocess.Popen[bytes]) -> Channel:

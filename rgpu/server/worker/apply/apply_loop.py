@@ -17,6 +17,7 @@ import structlog
 from rgpu.checkpoint.device import Device
 from rgpu.server.apply_path import ApplyPath, Came, Fed
 from rgpu.server.position_page import Nowhere, Place
+from rgpu.server.worker import session_limits
 from rgpu.server.worker.apply.boundary import Boundary
 from rgpu.server.worker.apply.executor import Executor
 from rgpu.server.worker.apply.journal_tap import JournalTap
@@ -59,6 +60,7 @@ class ApplyLoop:
         self._order, self._boundary, self._text, self._effects = order, boundary, text, effects
         self._late = LateCalls(getattr(device, "host_gates", None), boundary, self._apply, self._read_on)
         executor.digest = lambda seq: self.live.digest(seq)
+        self.memory = 0  #: bytes of the session's devices, 0: not bounded
         self._bugs = 0  #: argument errors that the path had told of
 
     def open_stream(self) -> Callable[[Any], int]:
@@ -182,6 +184,14 @@ class ApplyLoop:
             case Drop(_):
                 pass
 
+    def _bounded(self, record: Record) -> bool:
+        """Whether the session may have what the call makes; else it is broken, and the call is not applied."""
+        kept = self._answers.retained
+        why = session_limits.above(record.call_id, self.live.count, len(kept), kept.bytes, self.memory)
+        if why:
+            self._executor.give_up(record, why)
+        return not why
+
     def _apply(self, record: Record) -> None:
         if record.call_id in _AWAITED:
             self._answers.expect(record.seq)
@@ -192,8 +202,9 @@ class ApplyLoop:
             self.open_functions.add(record.seq)
         elif record.call_id == _HOST_FUNCTION_DONE:
             self.open_functions.discard(decoders.decode(record.call_id, record.args).call)
-        self.live.apply(record)
-        self._executor.apply(record)
+        if self._bounded(record):
+            self.live.apply(record)
+            self._executor.apply(record)
         self._path.passed(record.seq)
         if self._executor.broken:
             self._path.broken(self._executor.broken)

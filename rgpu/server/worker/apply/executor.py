@@ -140,6 +140,14 @@ class Executor:
         log.warning("argument error that the shim missed (our bug)", call=call.name, seq=record.seq,
                     result=error.result, reason=error.message)
 
+    def give_up(self, record: Record, why: str) -> None:
+        """Do not apply a call by which the session would have more than it may: it is out of memory from here on."""
+        if not self.broken:
+            self.broken, self.broken_detail = CUDA_ERROR_OUT_OF_MEMORY, f"position {record.seq}: {why}"
+            log.error("the session has more than it may", seq=record.seq, reason=why)
+        if BY_ID[record.call_id].answer is not Answer.ASYNC:
+            self._answer(record.seq, CUDA_ERROR_OUT_OF_MEMORY, b"", None)
+
     def _reply(self, record: Record, call: str, payload: Any = None, **values: Any) -> None:
         self._answer(record.seq, CUDA_SUCCESS, decoders.encode_reply(call, **values), payload)
 
@@ -434,7 +442,12 @@ class Executor:
     # -- collectives ------------------------------------------------------------
     def communicator_create(self, record: Record, args: Any) -> None:
         """Make one rank of a communicator."""
-        self.device.create_communicator(args.communicator, args.context, args.ranks, args.rank, args.unique)
+        try:
+            members = collectives.decode_members(args.members, args.ranks)
+        except Corrupt as error:
+            raise DeviceError(f"journal position {record.seq}: {error.message}", CUDA_ERROR_INVALID_VALUE) from error
+        self.device.create_communicator(args.communicator, args.context, args.ranks, args.rank, bytes(args.unique),
+                                        members)
         self._reply(record, "communicator_create")
 
     def communicator_destroy(self, record: Record, args: Any) -> None:

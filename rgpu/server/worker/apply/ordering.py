@@ -60,17 +60,22 @@ class Distance:
         self._none_until = 0.0
         self._seen: deque[tuple[float, int]] = deque()
         self._long: deque[tuple[float, int]] = deque()
+        self._mostly: int | None = None  #: of what was seen in LONG, as long as nothing else is
 
     def tell(self, calls: int) -> None:
         """Tell, by the program's side, of workers before this one."""
         self.told = calls
 
-    def look(self, now: float, calls: int) -> None:
-        """Note how many calls behind the worker is at ``now``, s."""
+    def look(self, now: float, calls: int, looks: int = 1) -> None:
+        """Note how many calls behind the worker is at ``now``, s; ``looks``: what this one counts for."""
+        gone: list[int] = []
         for seen, seconds in ((self._seen, WINDOW), (self._long, LONG)):
-            seen.append((now, calls))
+            seen.extend([(now, calls)] * looks)
+            gone.clear()
             while seen[0][0] < now - seconds:
-                seen.popleft()
+                gone.append(seen.popleft()[1])
+        if calls != self._mostly or len(gone) > looks or any(other != calls for other in gone):
+            self._mostly = None  # more of the same in the place of the same leaves it what it is
 
     @property
     def usual(self) -> int:
@@ -81,16 +86,20 @@ class Distance:
     def forget(self, now: float) -> None:
         """Drop what was seen: the program has become one that is further ahead."""
         self._long.clear()
+        self._mostly = None
         self._none_until = now + LONG
 
     @property
     def mostly(self) -> int:
         """How far it is ahead at most, mostly; UNBOUNDED: not known, or as far as it is let be."""
+        if self._mostly is not None:
+            return self._mostly
         long = list(self._long)
         if long and long[-1][0] < self._none_until:
             return UNBOUNDED
         if len(long) >= 2 * SAMPLES:
-            return sorted(calls for _, calls in long)[int(MOSTLY * len(long))]
+            self._mostly = sorted(calls for _, calls in long)[int(MOSTLY * len(long))]
+            return self._mostly
         return max(self.told, UNKNOWN) if self.earlier else UNBOUNDED
 
 
@@ -102,6 +111,7 @@ class Ordering:
         self.catching_up = self.ordered = False
         self.distance = Distance()
         self._since = 0.0  #: of a look: when it was live last
+        self._looked, self._ahead = -1, 0  #: and what was applied then, and how far the program was ahead
         self._late_since: float | None = None  #: of the catch-up under way, where lateness began it
         self._late: deque[tuple[float, float]] = deque()  #: those lately: (end, seconds)
         self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the path
@@ -157,20 +167,28 @@ class Ordering:
             return {"state": machine.state.value, "reason": machine.reason, "catch_ups": machine.catch_ups,
                     "stalls": machine.stalls}
 
-    def look(self, now: float) -> None:
-        """How far the program is ahead now, while it is live."""
+    def look(self, now: float, looks: int) -> bool:
+        """How far the program is ahead now, while it is live; whether nothing was applied since the last look.
+
+        ``looks``: how many this one counts for.
+        """
+        applied, self._looked = self._looked, self._path.applied
         if not self.catching_up:
             self._since = now
-            self.distance.look(now, self._path.ahead())
-            with self._lock:
-                self._tell_usual()
-        else:
-            by_distance = self.machine.by_distance
-            self.feed(issue_order.Lasting(self._path.applied, now - self._since))
-            if not self.catching_up:
-                if by_distance:
-                    self.distance.forget(now)
-                self._since = now
+            if applied != self._looked or self._ahead:
+                self._ahead = self._path.ahead()
+            self.distance.look(now, self._ahead, looks)
+            if self.distance.mostly != self.mostly:
+                with self._lock:
+                    self._tell_usual()
+            return self._ahead == 0 and applied == self._looked
+        by_distance = self.machine.by_distance
+        self.feed(issue_order.Lasting(self._path.applied, now - self._since))
+        if not self.catching_up:
+            if by_distance:
+                self.distance.forget(now)
+            self._since = now
+        return False
 
     def _tell_usual(self) -> None:
         """What is clearly more than this begins a catch-up, while there is none. The lock is held."""

@@ -51,7 +51,7 @@ FUNCTIONS = (
     ),
     function(
         "cuLibraryGetManaged", "CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name",
-        "cuLibraryGetManaged 12000",
+        "cuLibraryGetManaged 12000", LOCAL, "", "from the load's table",
     ),
     function(
         "cuLibraryGetModule", "CUmodule *pMod, CUlibrary library", "cuLibraryGetModule 12000", LOCAL, "",

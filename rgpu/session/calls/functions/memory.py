@@ -12,10 +12,11 @@ FUNCTIONS = (
     ),
     function(
         "cuMemAdvise", "CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device", "cuMemAdvise 8000",
+        LOCAL, "", "remembered",
     ),
     function(
         "cuMemAdvise_v2", "CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location",
-        "cuMemAdvise 12020",
+        "cuMemAdvise 12020", LOCAL, "", "remembered",
     ),
     function(
         "cuMemAlloc", "unsigned int *dptr, unsigned int bytesize", "cuMemAlloc 2000",
@@ -29,7 +30,10 @@ FUNCTIONS = (
         "cuMemAllocHost_v2", "void **pp, size_t bytesize", "cuMemAllocHost 3020", ASYNC, "host_allocate",
         "pinned range, the same address on both sides",
     ),
-    function("cuMemAllocManaged", "CUdeviceptr *dptr, size_t bytesize, unsigned int flags", "cuMemAllocManaged 6000"),
+    function(
+        "cuMemAllocManaged", "CUdeviceptr *dptr, size_t bytesize, unsigned int flags", "cuMemAllocManaged 6000",
+        ASYNC, "memory_map memory_allocate memset", "the same address on both sides; one side at a time has it",
+    ),
     function(
         "cuMemAllocPitch",
         "unsigned int *dptr, unsigned int *pPitch, unsigned int WidthInBytes, unsigned int Height, unsigned "
@@ -120,12 +124,14 @@ FUNCTIONS = (
     ),
     function(
         "cuMemPrefetchAsync", "CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream",
-        "cuMemPrefetchAsync 8000 ptsz 8000",
+        "cuMemPrefetchAsync 8000 ptsz 8000", ASYNC, "memcpy_h2d event_record stream_wait_event",
+        "managed memory that the CPU changed goes to the device now; to the host: at its first touch",
     ),
     function(
         "cuMemPrefetchAsync_v2",
         "CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream",
-        "cuMemPrefetchAsync 12020 ptsz 12020",
+        "cuMemPrefetchAsync 12020 ptsz 12020", ASYNC, "memcpy_h2d event_record stream_wait_event",
+        "managed memory that the CPU changed goes to the device now; to the host: at its first touch",
     ),
     function(
         "cuMemPrefetchBatchAsync",
@@ -136,12 +142,12 @@ FUNCTIONS = (
     function(
         "cuMemRangeGetAttribute",
         "void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr, size_t count",
-        "cuMemRangeGetAttribute 8000",
+        "cuMemRangeGetAttribute 8000", LOCAL, "", "what was advised and prefetched",
     ),
     function(
         "cuMemRangeGetAttributes",
         "void **data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr"
-        " devPtr, size_t count", "cuMemRangeGetAttributes 8000",
+        " devPtr, size_t count", "cuMemRangeGetAttributes 8000", LOCAL, "", "what was advised and prefetched",
     ),
     function(
         "cuPointerGetAttribute", "void *data, CUpointer_attribute attribute, CUdeviceptr ptr",

@@ -12,7 +12,7 @@ FUNCTIONS = (
     ),
     function(
         "cuStreamAttachMemAsync", "CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags",
-        "cuStreamAttachMemAsync 6000 ptsz 7000",
+        "cuStreamAttachMemAsync 6000 ptsz 7000", LOCAL, "", "takes effect at once for what follows",
     ),
     function(
         "cuStreamBatchMemOp",

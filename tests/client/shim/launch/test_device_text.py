@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.shim.fake_agent import FakeAgent
 
 WAYS = pytest.mark.parametrize(("ring", "spin"), [(0, "0"), (8192, "0"), (8192, "100000")],
@@ -37,10 +38,7 @@ def said(text: str) -> bytes:
 def wait_read(agent: FakeAgent) -> None:
     """Until the shim has read all that was sent."""
     assert agent.ring is not None
-    deadline = time.monotonic() + 20
-    while agent.ring.read_by_shim() != agent.ring.written:
-        assert time.monotonic() < deadline, "the shim does not read its ring"
-        time.sleep(0.001)
+    eventually(lambda: agent.ring.read_by_shim() == agent.ring.written, "the shim does not read its ring", 20)
     time.sleep(0.02)  # what was read is put down by then
 
 

@@ -12,9 +12,10 @@ Allocator* allocator_new(std::uint64_t base, std::uint64_t size, std::uint64_t q
 void allocator_delete(Allocator* a) { delete a; }
 
 // Pieces go to `ranges` (address, size pairs), their number to *count. 0: no room.
-std::uint64_t allocator_allocate(Allocator* a, std::uint64_t size, std::uint64_t* ranges, std::uint64_t* count) {
+std::uint64_t allocator_allocate(Allocator* a, std::uint64_t size, std::uint64_t alignment, std::uint64_t* ranges,
+                                 std::uint64_t* count) {
   std::vector<Range> map;
-  auto address = a->allocate(size, map);
+  auto address = a->allocate(size, map, alignment);
   *count = map.size();
   for (std::size_t i = 0; i < map.size() && i < 64; ++i) ranges[2 * i] = map[i].address, ranges[2 * i + 1] = map[i].size;
   return address.value_or(0);

@@ -28,7 +28,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
     u64, pointer = c.c_uint64, c.c_void_p
     for name, result, arguments in (
             ("allocator_new", pointer, [u64] * 4), ("allocator_delete", None, [pointer]),
-            ("allocator_allocate", u64, [pointer, u64, pointer, pointer]),
+            ("allocator_allocate", u64, [pointer, u64, u64, pointer, pointer]),
             ("allocator_free", c.c_int, [pointer, u64, pointer, pointer]),
             ("allocator_base", u64, [pointer, u64]), ("allocator_available", u64, [pointer]),
             ("allocator_consistent", c.c_int, [pointer]), ("crc", c.c_uint32, [c.c_uint32, c.c_char_p, u64])):
@@ -44,8 +44,8 @@ class Allocator:
     def _ranges(self) -> list[tuple[int, int]]:
         return [(self.ranges[2 * i], self.ranges[2 * i + 1]) for i in range(self.count.value)]
 
-    def allocate(self, size: int) -> tuple[int, list[tuple[int, int]]]:
-        address = self.parts.allocator_allocate(self.it, size, self.ranges, c.byref(self.count))
+    def allocate(self, size: int, alignment: int = 0) -> tuple[int, list[tuple[int, int]]]:
+        address = self.parts.allocator_allocate(self.it, size, alignment, self.ranges, c.byref(self.count))
         return address, self._ranges()
 
     def free(self, address: int) -> tuple[bool, list[tuple[int, int]]]:
@@ -79,8 +79,10 @@ def test_random_use_keeps_every_promise(parts, seed):
         else:
             size = chance.choice((1, 511, 512, 513, 4096, 70000, 1 << 20, (1 << 20) + 1, GRANULE, 3 * GRANULE + 5,
                                   chance.randrange(1, 20 * GRANULE)))
+            asked = size
             before = allocator.available
-            address, new = allocator.allocate(size)
+            alignment = chance.choice((0, 0, 4096))  # managed memory has pages of its own
+            address, new = allocator.allocate(size, alignment)
             for start, length in new:
                 assert start not in mapped and start % GRANULE == 0 and length % GRANULE == 0
                 assert length <= 8 * GRANULE
@@ -90,8 +92,12 @@ def test_random_use_keeps_every_promise(parts, seed):
                 continue
             assert address % 512 == 0
             assert all(address + size <= other or other + length <= address for other, length in live.items())
+            if alignment:
+                assert address % alignment == 0
+                size = -(-size // alignment) * alignment  # nothing else lies in its last page
+                assert all(address + size <= other or other <= address for other in live)
             live[address] = size
-            assert parts.allocator_base(allocator.it, address + size - 1) == address
+            assert parts.allocator_base(allocator.it, address + asked - 1) == address
         assert allocator.available == quota - sum(mapped.values())
         for address in chance.sample(sorted(live), min(3, len(live))):
             at = address  # covered from end to end by mappings

@@ -252,7 +252,7 @@ def test_facts_are_those_of_a_turing_device(device: CpuDevice) -> None:
     assert facts.compute_capability == (7, 5) and facts.driver_version == 13000
     a = facts.attributes
     assert (a[1], a[10], a[12], a[8], a[97], a[75], a[76], a[41], a[83], a[95]) == (
-        1024, 32, 65536, 49152, 65536, 7, 5, 1, 0, 1)
+        1024, 32, 65536, 49152, 65536, 7, 5, 1, 1, 1)
     assert set(range(1, 149)) <= set(a)
     assert len(facts.uuid) == 16
     assert len({device_uuid(host, n) for host in ("a", "b") for n in (0, 1)}) == 4

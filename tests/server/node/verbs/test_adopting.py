@@ -79,7 +79,7 @@ class Host:
         self.fence.begin(("a", 900))
         keys: Any = SimpleNamespace(public=f"{name:k<40s}")
         self.adopting = AdoptCommands(Identity(name, number, keys, self.directory), self.held, self.memory, self.trust,
-                                      self.fence, self._believed)
+                                      self.fence, self._believed, self.trust.mending)
         self.number, self.peers = number, SimpleNamespace(at=self.peer)
         self.repair = RegistryRepair(name, files.registry_address(), self.adopting, self.peers,  # type: ignore[arg-type]
                                      self.records.endpoints, files)

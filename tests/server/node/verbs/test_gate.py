@@ -36,8 +36,7 @@ class World:
 
     def __init__(self, folder: Path, *records: SessionRecord | QueueRecord) -> None:
         self.records = {r.name: r for r in records if isinstance(r, SessionRecord)}
-        self.waiting = {queue_key(r.name): SimpleNamespace(key=queue_key(r.name), value=encode(r))
-                        for r in records if isinstance(r, QueueRecord)}
+        self.requests = {queue_key(r.name): r for r in records if isinstance(r, QueueRecord)}
         self.registry, self.keys = self, AuthorizedKeys(folder / "authorized")
         for key in (ALICE, LAPTOP, BOB, ROOT):
             self.keys.add(key)
@@ -49,11 +48,11 @@ class World:
     async def sessions(self) -> list[SessionRecord]:
         return list(self.records.values())
 
-    async def get(self, key: str) -> Any:
-        return self.waiting.get(key)
+    async def waiting(self) -> list[QueueRecord]:
+        return list(self.requests.values())
 
-    async def list(self, prefix: str) -> Any:
-        return SimpleNamespace(entries=list(self.waiting.values()))
+    async def get(self, key: str) -> Any:
+        return SimpleNamespace(key=key, value=encode(self.requests[key])) if key in self.requests else None
 
     async def guarded(self, verb: str, actor: Actor, **args: Any) -> str:
         """Have the leader's verb done; on whose word it was."""

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,13 @@ from typing import Any
 import pytest
 
 from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers import warm_workers
 from rgpu.server.node.workers.boxes import basic
-from rgpu.server.node.workers.warm_workers import CONTEXT_MEMORY, WarmWorkers
+from rgpu.server.node.workers.warm_stock import CONTEXT_MEMORY
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import ROOM
+from tests.support.eventually import eventually_async
 
 
 async def nobody(session: str, event: str, values: dict[str, Any]) -> None:
@@ -32,14 +34,6 @@ def make(folder: Path, wanted: int = 1) -> WarmWorkers:
                   options=workers.common_options(folder, "info", 0))
 
 
-async def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-    return found
-
-
 def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(work())  # type: ignore[arg-type]
 
@@ -49,7 +43,7 @@ def test_a_session_takes_a_warm_worker_and_another_takes_its_place(tmp_path: Pat
         warm = make(tmp_path)
         warm.start(["cpu:0"])
         try:
-            await until(lambda: warm.ready("cpu:0"))
+            await eventually_async(lambda: warm.ready("cpu:0"))
             (pid,) = warm.pids()
             handle = await workers.start(tmp_path, "a/1", epoch=3, device="cpu:0", quota=64 << 20, state="empty",
                                          on_event=nobody, warm=warm)
@@ -59,13 +53,13 @@ def test_a_session_takes_a_warm_worker_and_another_takes_its_place(tmp_path: Pat
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             assert b"a/1" in line and b"rgpu.server.worker.main" in line, "ps shows whose worker it is"
             assert "worker started" in handle.log_path.read_text(), "it logs for its session now"
-            await until(lambda: warm.ready("cpu:0"))
+            await eventually_async(lambda: warm.ready("cpu:0"))
             assert warm.pids() != [pid]
             handle.leave()
             adopted = await workers.adopt(tmp_path, nobody)  # as a restarted daemon would
             assert [item.session for item in adopted] == ["a/1"]
             adopted[0].kill()
-            await until(adopted[0].closed.is_set)
+            await eventually_async(adopted[0].closed.is_set)
         finally:
             warm.close()
 
@@ -77,10 +71,10 @@ def test_a_killed_warm_worker_is_replaced_and_none_is_needed(tmp_path: Path) -> 
         warm = make(tmp_path)
         warm.start(["cpu:0"])
         try:
-            await until(lambda: warm.ready("cpu:0"))
+            await eventually_async(lambda: warm.ready("cpu:0"))
             (pid,) = warm.pids()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: warm.pids() and warm.pids() != [pid])
+            await eventually_async(lambda: warm.pids() and warm.pids() != [pid])
             (pid,) = warm.pids()
             os.kill(pid, signal.SIGSTOP)  # frozen: it does not answer, and a worker is started as ever
             handle = await workers.start(tmp_path, "b", epoch=1, device="cpu:0", quota=1 << 20, state="empty",
@@ -99,7 +93,7 @@ def test_whoever_comes_while_one_is_being_started_waits_for_it(tmp_path: Path) -
         warm = make(tmp_path)
         warm.start(["cpu:0"])
         try:
-            await until(lambda: warm._begun.get("cpu:0"))
+            await eventually_async(lambda: warm._begun.get("cpu:0"))
             options: Any = {"epoch": 1, "device": "cpu:0", "quota": 1 << 20, "state": "empty", "on_event": nobody,
                             "warm": warm}
             first, second = await asyncio.gather(workers.start(tmp_path, "a", **options),
@@ -124,11 +118,42 @@ def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
 
         warm._make = fails  # type: ignore[method-assign]
         warm.start(["cpu:0"])
-        await until(lambda: warm._begun.get("cpu:0"))
+        await eventually_async(lambda: warm._begun.get("cpu:0"))
         assignment: Any = None
         assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
         assert warm.missed == 1
         warm.close()
+
+    run(work)
+
+
+def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_way(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        warm = make(tmp_path, 2)
+        monkeypatch.setattr(warm_workers, "SOON_SECONDS", 0.2)
+        never = asyncio.Event()
+
+        async def hangs(device: str) -> Any:
+            await never.wait()
+
+        warm._make = hangs  # type: ignore[method-assign]
+        warm.start(["cpu:0"])
+        await eventually_async(lambda: warm._begun.get("cpu:0"))
+        assignment: Any = None
+        assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
+        warm.close()
+        warm = make(tmp_path, 2)
+        monkeypatch.setattr(warm_workers.warm_stock, "IDLE", -1.0)
+        warm.start(["cpu:0"])
+        try:
+            await eventually_async(lambda: warm.ready("cpu:0") == 2)
+            first, second = warm.pids()
+            await warm.give_way("cpu:0", 1 << 40)
+            assert warm.pids() == [first], "the next session's own stays"
+            assert not Path(f"/proc/{second}").exists()
+        finally:
+            warm.close()
 
     run(work)
 

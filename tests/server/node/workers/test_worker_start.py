@@ -36,7 +36,7 @@ def test_the_new_worker_is_reached_not_one_that_is_on_its_way_out(tmp_path: Path
         made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
         return made[-1]
 
-    boxes: Any = SimpleNamespace(spawn=spawn, release=lambda home: None)
+    boxes: Any = SimpleNamespace(spawn=spawn, release=lambda home: None, memory=0)
 
     async def event(*values: Any) -> None: ...
 
@@ -74,7 +74,8 @@ def test_a_death_is_told_whatever_cannot_be_found_out_of_it(tmp_path: Path) -> N
             raise ValueError("a handler's own bug")
 
     async def test() -> None:
-        boxes: Any = SimpleNamespace(spawn=spawn, release=lambda *_: None, killed_for_memory=killed_for_memory)
+        boxes: Any = SimpleNamespace(spawn=spawn, release=lambda *_: None, memory=0,
+                                     killed_for_memory=killed_for_memory)
         handle = await workers.start(tmp_path, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=event,
                                      boxes=boxes)
         handle._take({"event": "fault"})

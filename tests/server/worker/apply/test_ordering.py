@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from typing import Any
@@ -174,7 +175,7 @@ def test_a_pulse_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Told once, by whichever thread looks first."""
     now, late = [0.0], []
     monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
-    one = Pulse(late.append, lambda at: None)
+    one = Pulse(late.append, lambda at, beats: False)
     now[0] = 0.3
     one.look()
     assert late == []
@@ -218,3 +219,18 @@ def test_how_far_a_program_mostly_is_ahead() -> None:
     for beat in range(2 * SAMPLES):
         distance.look(2.0 + LONG + beat * 0.05, 500)
     assert distance.mostly == 500
+
+
+def test_what_a_program_mostly_keeps_to_is_that_of_all_looks() -> None:
+    """What is kept of one look for the next is what sorting them anew gives; a look may count for several."""
+    kept, plain, chance = Distance(), Distance(), random.Random(7)
+    now, calls = 0.0, 0
+    for _ in range(4000):
+        looks = chance.choice((1, 1, 3))
+        now += 0.05 * looks * chance.choice((1, 1, 1, 40))
+        calls = chance.choice((calls, calls, calls, calls, chance.randrange(4), UNBOUNDED))
+        kept.look(now, calls, looks)
+        for _ in range(looks):
+            plain.look(now, calls)
+        plain._mostly = None
+        assert (kept.mostly, kept.usual) == (plain.mostly, plain.usual)

@@ -28,6 +28,7 @@ from rgpu.server.worker.move import departure as departures
 from rgpu.server.worker.move.departure import Departure
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import LinkError, MoveFailed, RecoveryFailed
+from tests.support.eventually import eventually
 from tests.support.worker.arriving import digest
 from tests.support.worker.journal import Journal
 from tests.support.worker.kernels import MIX, PTX, STAMP, TOUCH
@@ -163,9 +164,7 @@ def test_a_replay_that_would_repair_too_much_is_given_up_before_the_last_pause(
     assert failed.value.detail["replay"] and not settled
     assert failed.value.detail["mismatched"] > 0.4, "32 or 33 of 64 pages, so that the next move knows"
     before = leaving.worker.runtime.applied
-    deadline = time.monotonic() + 10
-    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: leaving.worker.runtime.applied > before, within=10)
     assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
 
 
@@ -246,9 +245,7 @@ def test_memory_that_stays_wrong_ends_the_move_and_not_the_session(beside: Calla
     with pytest.raises(RecoveryFailed, match="differ"):
         leaving.leave(mode="copy")
     before = leaving.worker.runtime.applied
-    deadline = time.monotonic() + 10
-    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: leaving.worker.runtime.applied > before, within=10)
     assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
 
 
@@ -267,9 +264,7 @@ def test_a_destination_killed_while_it_pulls_leaves_the_session_running(when: st
     with pytest.raises(LinkError):
         leaving.leave(mode="copy")
     before = leaving.worker.runtime.applied
-    deadline = time.monotonic() + 10
-    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: leaving.worker.runtime.applied > before, within=10)
     assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
     for socket_path in leaving.folder.iterdir():  # of a process that had no time to remove it
         socket_path.unlink()

@@ -23,6 +23,7 @@ from rgpu.server.worker.move import probing
 from rgpu.server.worker.move.catching_up import CatchUp
 from rgpu.server.worker.move.probing import Prober, differing, hashed
 from rgpu.session.errors import Corrupt, DeviceError, MoveFailed, RecoveryFailed, RgpuError
+from tests.support.eventually import eventually
 from tests.support.worker.pages import BASE, filled
 from tests.support.worker.pages_device import PlainDevice
 from tests.support.worker.pages_link import KEY, sealed
@@ -247,9 +248,7 @@ def test_calls_and_samples_arrive_in_their_order(replaying: Callable[..., Replay
     one.mark(1)
     one.tap.add(b"y" * 500)
     one.mark(2)
-    deadline = time.monotonic() + 5
-    while len(one.sampled) < 2 and time.monotonic() < deadline:
-        one.ship()
+    eventually(lambda: len(one.sampled) >= 2 or one.ship(), within=5)
     one.replay.rest()
     assert one.destination.stream == b"x" * 1000 + b"y" * 500 and one.replay.call_bytes == 1500
     assert one.destination.seen == [(1, 1000), (2, 1500)]
@@ -269,9 +268,7 @@ def test_late_answers_do_not_hide_what_is_wanted(replaying: Callable[..., Replay
     one = replaying()
     one.mark(1)
     one.ship()
-    deadline = time.monotonic() + 5
-    while not one.destination.seen and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: one.destination.seen, within=5)
     import msgspec
     one.destination.connection.send(WANT, msgspec.msgpack.encode([[BASE, [1, 2]]]))
     assert one.replay.wanted(time.monotonic() + 5) == {BASE: [1, 2]}

@@ -1,4 +1,4 @@
-"""Communicators of the cpu device, whose ranks are all in one session: groups of operations as work of streams.
+"""Communicators of the cpu device: groups of operations as work of streams.
 
 A group is one piece of work in all its streams: it begins when each of them has come to it, and keeps one device thread
 until its operations are complete, as NCCL's kernels keep a GPU's multiprocessors.
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.device.cpu.collectives import moving
 from rgpu.server.device.cpu.collectives.matching import Meeting, Posting
+from rgpu.server.device.cpu.collectives.shared import SharedMeeting
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.session.errors import DeviceError
@@ -27,7 +29,7 @@ class Communicator:
     unique: bytes  #: the same for all its ranks, and for no other communicator
     rank: int
     context: int
-    meeting: Meeting
+    meeting: Meeting | SharedMeeting
 
 
 class Communicators:
@@ -36,9 +38,15 @@ class Communicators:
     def __init__(self, streams: Streams, memory: moving.Memory, check: Callable[[int, int], None]) -> None:
         self._streams, self._memory, self._check = streams, memory, check
         self._members: dict[int, Communicator] = {}
+        self._shared: dict[bytes, SharedMeeting] = {}  #: also those whose ranks here are over: others may ask
+        self.exchange: Exchange | None = None  #: the way to ranks in other sessions
 
-    def create(self, number: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
-        """Make one rank. Raises :class:`DeviceError` where it contradicts what other ranks said, or is there."""
+    def create(self, number: int, context: int, ranks: int, rank: int, unique: bytes,
+               members: Sequence[str] = ()) -> None:
+        """Make one rank. ``members``: the session of each; none: all are in this one.
+
+        Raises :class:`DeviceError` where it contradicts what other ranks said, or is there.
+        """
         if not 0 <= rank < ranks <= MOST_RANKS or not unique:
             raise DeviceError(f"rank {rank} of {ranks}", INVALID_VALUE)
         if number in self._members:
@@ -46,14 +54,16 @@ class Communicators:
         others = [member for member in self._members.values() if member.unique == unique]
         if any(member.rank == rank or member.meeting.ranks != ranks for member in others):
             raise DeviceError(f"rank {rank} of {ranks}: the communicator has that rank, or another size", INVALID_VALUE)
-        meeting = others[0].meeting if others else Meeting(ranks, self._carry_out)
+        meeting = others[0].meeting if others else self._meeting(ranks, rank, unique, members)
         self._members[number] = Communicator(unique, rank, context, meeting)
 
     def destroy(self, number: int, abort: bool) -> None:
         """End one rank; its operations go on to their end, or none of the communicator's does. Raises DeviceError."""
         member = self._member(number)
         del self._members[number]
-        if abort:
+        if isinstance(member.meeting, SharedMeeting):
+            member.meeting.end(member.rank, abort)
+        elif abort:
             member.meeting.abort()
 
     def destroy_context(self, context: int) -> None:
@@ -65,11 +75,11 @@ class Communicators:
         """Give a group to its streams. Raises :class:`DeviceError`; then nothing of it was given."""
         for operation in operations:
             self._check_operation(operation)
-        postings: dict[Meeting, list[Posting]] = {}
+        postings: dict[Meeting | SharedMeeting, list[Posting]] = {}
 
         def run() -> None:
             for meeting, mine in postings.items():
-                meeting.arrive(mine)
+                meeting.arrive(mine, seq)
             for meeting, mine in postings.items():
                 meeting.wait(mine, self._streams.cancel.is_set)
 
@@ -87,6 +97,16 @@ class Communicators:
         meetings = {member.unique: member.meeting for member in list(self._members.values())}
         return [{"communicator": unique.hex()[:16], "ranks": meeting.ranks, "aborted": meeting.aborted,
                  "last": meeting.figures()} for unique, meeting in sorted(meetings.items())]
+
+    def _meeting(self, ranks: int, rank: int, unique: bytes, members: Sequence[str]) -> Meeting | SharedMeeting:
+        if not members:
+            return Meeting(ranks, self._carry_out)
+        if self.exchange is None or len(members) != ranks or members[rank] != self.exchange.session:
+            raise DeviceError(f"rank {rank} is not this session's, or other sessions cannot be reached", INVALID_VALUE)
+        if unique in self._shared:
+            raise DeviceError("that communicator has been here and is over", INVALID_VALUE)
+        self._shared[unique] = SharedMeeting(unique, members, self.exchange, self._memory)
+        return self._shared[unique]
 
     def _carry_out(self, together: list[Posting]) -> None:
         moving.carry_out(together, self._memory)

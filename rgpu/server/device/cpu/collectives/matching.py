@@ -64,8 +64,8 @@ class Meeting:
             self._collectives.setdefault(posting.number, {})[rank] = posting
             return posting
 
-    def arrive(self, postings: list[Posting]) -> None:
-        """Their turn has come: whatever is whole now is carried out, here."""
+    def arrive(self, postings: list[Posting], seq: int = 0) -> None:
+        """Their turn has come: whatever is whole now is carried out, here. ``seq``: of their call; not used."""
         for posting in postings:
             with self._changed:
                 posting.ready, posting.since = True, time.monotonic()

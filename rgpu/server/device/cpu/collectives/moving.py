@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rgpu.server.device.cpu.collectives.matching import Posting
 from rgpu.server.device.cpu.collectives.numbers import Array
 from rgpu.server.device.cpu.collectives.reductions import reduce
-from rgpu.session.objects.collectives import Kind, Reduction
+from rgpu.session.objects.collectives import Kind, Operation, Reduction
 
 #: (address, bytes) → the memory there
 Memory = Callable[[int, int], Array]
@@ -26,17 +26,18 @@ def carry_out(together: list[Posting], memory: Memory) -> None:
         return
     sent = [memory(posting.operation.send, reads * size).copy() if reads else None for posting in together
             for reads in (op.kind.extent(ranks, posting.rank, op.peer)[0],)]
-    results = _results(together, [np.empty(0, np.uint8) if part is None else part for part in sent], memory)
+    results = results_of(op, [np.empty(0, np.uint8) if part is None else part for part in sent],
+                         [scalar_of(posting.operation, memory) for posting in together])
     for posting, result in zip(together, results, strict=True):
         if op.kind.extent(ranks, posting.rank, op.peer)[1]:
             memory(posting.operation.receive, result.size)[:] = result
 
 
-def _results(together: list[Posting], sent: list[Array], memory: Memory) -> list[Array]:
-    op = together[0].operation
-    size, ranks = op.size, len(together)
+def results_of(op: Operation, sent: Sequence[Array], scalars: Sequence[bytes]) -> list[Array]:
+    """Return what each rank gets, in the order of ranks. ``scalars``: the factors of PREMULSUM."""
+    size, ranks = op.size, len(sent)
     if op.kind.reduces:
-        total = reduce(sent, op.data_type, op.reduction, _scalars(together, memory))
+        total = reduce(sent, op.data_type, op.reduction, scalars if op.reduction is Reduction.PREMULSUM else ())
         return [total] * ranks if op.kind is not Kind.REDUCE_SCATTER else list(total.reshape(ranks, size))
     if op.kind is Kind.BROADCAST:
         return [sent[op.peer]] * ranks
@@ -47,10 +48,9 @@ def _results(together: list[Posting], sent: list[Array], memory: Memory) -> list
     return [np.concatenate(sent)] * ranks  # ALL_GATHER, GATHER
 
 
-def _scalars(together: list[Posting], memory: Memory) -> list[bytes]:
-    op = together[0].operation
+def scalar_of(op: Operation, memory: Memory) -> bytes:
+    """Return the bytes of an operation's factor; empty where it has none."""
     if op.reduction is not Reduction.PREMULSUM:
-        return []
+        return b""
     width = op.data_type.size
-    return [memory(posting.operation.scalar, width).tobytes() if posting.operation.on_device
-            else posting.operation.scalar.to_bytes(8, "little")[:width] for posting in together]
+    return memory(op.scalar, width).tobytes() if op.on_device else op.scalar.to_bytes(8, "little")[:width]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from rgpu.server.device.cpu.ptx import schedule_ir
 from rgpu.server.device.cpu.ptx.control import write_kernel
 from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
-from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
 from rgpu.server.device.cpu.ptx.flow import call_target
 from rgpu.server.device.cpu.ptx.jit import Helper
 from rgpu.server.device.cpu.ptx.model import Function, Instruction, Operand, Program, Sym, Variable, Vec
@@ -23,6 +23,7 @@ from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.special import special_register
 
 MOST_PARAMETERS = 32764  #: bytes of a kernel's parameters (PTX 8.1)
+MOST_CALLS = 200  #: functions that call each other in a row
 MOST_LOCAL = 512 * 1024  #: bytes of local memory of a thread
 
 
@@ -54,7 +55,9 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
     order: list[Function] = []
     state: dict[str, int] = {}
 
-    def visit(fn: Function, line: int) -> None:
+    def visit(fn: Function, line: int, depth: int = 0) -> None:
+        if depth > MOST_CALLS:
+            raise CompileLimit(f"{fn.name} is called more than {MOST_CALLS} functions deep", line)
         if state.get(fn.name) == 1:
             raise PtxError(f"unsupported call: {fn.name} is recursive", line)
         if state.get(fn.name) == 2:
@@ -64,7 +67,7 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
             if isinstance(item, Instruction) and item.op == "call":
                 callee = program.functions.get(call_target(item))
                 if callee is not None:
-                    visit(callee, item.line)
+                    visit(callee, item.line, depth + 1)
         state[fn.name] = 2
         order.append(fn)
 

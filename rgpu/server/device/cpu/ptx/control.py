@@ -8,10 +8,12 @@ ids go to the frame and ``rt_pick`` chooses the next group.
 from __future__ import annotations
 
 import hashlib
+import re
+from bisect import bisect_left
 
 from rgpu.server.device.cpu.ptx import flow, schedule_ir
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
-from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
 from rgpu.server.device.cpu.ptx.flow import Block, call_target
 from rgpu.server.device.cpu.ptx.instructions import run
 from rgpu.server.device.cpu.ptx.layout import (
@@ -38,9 +40,11 @@ from rgpu.server.device.cpu.ptx.ops.system import (
     set_condition,
 )
 
+MOST_LINES = 1_000_000  #: of a kernel's IR: some 100 MB of text
 # Back-edges a warp may take before it lets other warps (and cancellation) have
 # a turn; in loops that look like spinning, pending lanes get theirs sooner.
 _FUEL, _SPIN_COST = 4096, 64
+_BACKWARDS = re.compile(r"label %([KS]\d+)\b")
 
 
 def write_kernel(g: Gen, functions: list[Function]) -> tuple[str, str]:
@@ -138,10 +142,10 @@ _STORE_PC = schedule_ir.helper(
 
 def _edges(g: Gen, ids: list[int]) -> None:
     """The ways into each block: E (forward), K (backward) and S (backward in a spin loop)."""
-    text = "\n".join(g.lines)
+    backwards = {found for line in g.lines for found in _BACKWARDS.findall(line)}
     for i in ids:
         for prefix, cost in (("K", 1), ("S", _SPIN_COST)):
-            if f"label %{prefix}{i}," not in text and f"label %{prefix}{i}\n" not in text + "\n":
+            if f"{prefix}{i}" not in backwards:
                 continue
             g.lines.append(f"""{prefix}{i}:
   store i32 {i}, ptr %targetv
@@ -171,6 +175,8 @@ class _Writer:
 
     def write(self) -> None:
         g, block = self.g, self.block
+        if len(g.lines) > MOST_LINES:
+            raise CompileLimit(f"{g.entry.name} is too large: more than {MOST_LINES} lines of LLVM IR", self.fn.line)
         g.place_label(f"B{block.id}")
         g.env, g.dirty, g.guard = {}, set(), None
         g.act = g.t("load i32, ptr %actv")
@@ -196,7 +202,8 @@ class _Writer:
         """The label through which this block goes to ``target``."""
         if target > self.block.id:
             return f"E{target}"
-        spin = any(target <= i <= self.block.id for i in self.spins)
+        at = bisect_left(self.spins, target)
+        spin = at < len(self.spins) and self.spins[at] <= self.block.id
         return f"{'S' if spin else 'K'}{target}"
 
     def _meet(self) -> None:

@@ -1,12 +1,20 @@
-"""The one exception that loading PTX can raise."""
+"""The exceptions that loading PTX can raise."""
 
 from __future__ import annotations
 
 
 class PtxError(Exception):
-    """PTX that cannot run here: what is wrong and, where known, on which line."""
+    """PTX that cannot run here: what is wrong and, where known, on which line. ``limit``: it would be too much."""
+
+    limit = False
 
     def __init__(self, reason: str, line: int | None = None):
         self.reason = reason
         self.line = line
         super().__init__(reason if line is None else f"line {line}: {reason}")
+
+
+class CompileLimit(PtxError):
+    """PTX that would take more time, memory or stack to compile or run than it is given."""
+
+    limit = True

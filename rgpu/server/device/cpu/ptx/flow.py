@@ -191,16 +191,27 @@ def _liveness(blocks: list[Block]) -> None:
             written.update(defs)
         reads.append(read)
         writes.append(written)
-    changed = True
-    while changed:
-        changed = False
-        for i in range(len(blocks) - 1, -1, -1):
-            block = blocks[i]
-            following = [t - first for t in block.targets] + ([i + 1] if block.falls else [])
-            out = frozenset().union(*(blocks[j].live_in for j in following)) if following else frozenset()
-            live = frozenset(reads[i] | (out - writes[i]))
-            if live != block.live_in or out != block.live_out:
-                block.live_in, block.live_out, changed = live, out, True
+    following = [dict.fromkeys([t - first for t in b.targets] + ([i + 1] if b.falls else []))
+                 for i, b in enumerate(blocks)]
+    before: list[list[int]] = [[] for _ in blocks]
+    for i, others in enumerate(following):
+        for j in others:
+            before[j].append(i)
+    # A block is looked at again only when one that follows it has changed: whatever the order of the labels, that is
+    # once for each register that is found to live there, not once for each other block.
+    again, waiting = list(range(len(blocks))), [True] * len(blocks)
+    while again:
+        i = again.pop()
+        waiting[i], block = False, blocks[i]
+        out = frozenset().union(*(blocks[j].live_in for j in following[i]))
+        live = frozenset(reads[i] | (out - writes[i]))
+        block.live_out = out
+        if live != block.live_in:
+            block.live_in = live
+            for j in before[i]:
+                if not waiting[j]:
+                    waiting[j] = True
+                    again.append(j)
 
 
 def blocks_of(fn: Function, first_id: int) -> list[Block]:

@@ -7,6 +7,7 @@ own IR small: compile time is what a user notices first.
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from rgpu.server import derived_format
+from rgpu.server.device.cpu.ptx.errors import CompileLimit
+from rgpu.server.device.cpu.ptx.machine import compiling
 
 # Calls pass whole 32-lane registers; both sides must agree that 512-bit
 # vectors are legal, or they would disagree about where arguments go.
@@ -37,7 +40,7 @@ class Kept(Protocol):
 _lock = threading.RLock()
 _kept: Kept | None = None
 _engines: list = []
-_machine: llvm.TargetMachine | None = None
+_refused: dict[bytes, CompileLimit] = {}  #: what came to a limit once does so again
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,16 @@ class Helper:
     needs: tuple[Helper, ...] = ()
 
 
+def private(result: str, name: str, args: str, body: str, inline: str = "alwaysinline") -> str:
+    """Return the IR of a function that only the helper which it is defined with calls."""
+    return f"define internal {result} @{name}({args}) {inline} #0 {{\n{body}\n}}\n"
+
+
 _compiled: dict[str, Helper] = {}
 
 
 def _target() -> llvm.TargetMachine:
-    global _machine
-    if _machine is None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        features = llvm.get_host_cpu_features().flatten()
-        target = llvm.Target.from_default_triple()
-        _machine = target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=features, opt=2, jit=True, codemodel="jitdefault"
-        )
-    return _machine
+    return compiling.machine(2)
 
 
 def _compile(text: str, names: list[str], level: int) -> dict[str, int]:
@@ -79,7 +78,7 @@ def _code(text: str, level: int) -> bytes:
     """Object code of the IR: as it was compiled before on this kind of processor by this compiler, else compiled."""
     if _kept is None:
         return _object_code(text, level)
-    name = derived_format.key(b"ir 1", text.encode(), b"%d" % level, _compiler())
+    name = derived_format.key(b"ir 1", text.encode(), b"%d" % compiling.effort(len(text), level), _compiler())
     code = _kept.get(derived_format.COMPILED, name)
     if code is None:
         code = _object_code(text, level)
@@ -96,14 +95,14 @@ def _compiler() -> bytes:
 
 
 def _object_code(text: str, level: int) -> bytes:
-    machine = _target()
-    module = llvm.parse_assembly(text)
-    module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=level, size_level=0)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    return bytes(machine.emit_object(module))
+    name = hashlib.sha256(text.encode()).digest()
+    if name in _refused:
+        raise _refused[name]
+    try:
+        return compiling.object_code(text, level)
+    except CompileLimit as error:
+        _refused[name] = error
+        raise
 
 
 def _engine() -> llvm.ExecutionEngine:

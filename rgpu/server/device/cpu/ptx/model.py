@@ -109,6 +109,7 @@ class Variable:
     init: tuple = ()
     element: int = 1
     extern: bool = False
+    managed: bool = False  #: ``.attribute(.managed)``: the program's CPU uses it, too
 
 
 @dataclass(slots=True)

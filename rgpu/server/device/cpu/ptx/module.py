@@ -12,10 +12,13 @@ import numpy as np
 from rgpu.server.device.cpu.ptx import jit, registers
 from rgpu.server.device.cpu.ptx.codegen import KernelCode, generate
 from rgpu.server.device.cpu.ptx.emitter import float_bits
-from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
 from rgpu.server.device.cpu.ptx.launch import Dim, Launch, LaunchResult, MemoryRanges
 from rgpu.server.device.cpu.ptx.model import Program, Variable
 from rgpu.server.device.cpu.ptx.syntax.parser import parse
+
+MOST_IR = 512 << 20  #: bytes of LLVM IR of a module
+MOST_TEXT = 64 << 20  #: bytes of PTX of a module
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class GlobalInfo:
     align: int
     space: str
     data: bytes
+    managed: bool = False
 
 
 class PtxModule:
@@ -68,10 +72,14 @@ class PtxModule:
             var = program.variables[name]
             if not var.extern:
                 data = self._image(var, lambda *_: 0)
-                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data)
+                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data, var.managed)
+        room = MOST_IR
         for fn in program.functions.values():
             if fn.entry and fn.body is not None:
-                self._code[fn.name] = generate(program, fn, self._index)
+                self._code[fn.name] = code = generate(program, fn, self._index)
+                room -= len(code.text)
+                if room < 0:  # each kernel has the functions that it calls within itself
+                    raise CompileLimit(f"its kernels are too large: more than {MOST_IR} bytes of LLVM IR", fn.line)
                 self.kernels[fn.name] = self._info(fn.name)
 
     def _info(self, name: str) -> KernelInfo:
@@ -195,6 +203,8 @@ def parse_module(text: str, *, max_target: int = 75, max_registers: int = 0) -> 
     ``max_registers``: of a thread, where the kernel does not say itself; 0: no limit.
     """
     text = text.rstrip("\0")
+    if len(text) > MOST_TEXT:
+        raise CompileLimit(f"{len(text)} bytes of PTX, {MOST_TEXT} at most")
     key = hashlib.sha256(text.encode()).digest(), max_target, max_registers
     with _lock:
         known = _modules.get(key)

@@ -1,7 +1,7 @@
 """What kernels read of a texture or surface object: a record in this process's memory.
 
 64-bit words, then one row of words for each mipmap level. Compiled code has the same indices
-(:mod:`rgpu.server.device.cpu.ptx.textures.sampling_ir`).
+(:mod:`rgpu.server.device.cpu.ptx.textures.texels_ir`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rgpu.session.addresses import ALLOCATION_SIZE, GRANULE, device_base
 from rgpu.session.errors import DeviceError
 
 CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 class Ranges(Protocol):
@@ -42,11 +43,13 @@ def access(ordinal: int) -> Any:
 
 
 class Memory:
-    """The mapped ranges of one session on one GPU."""
+    """The mapped ranges of one session on one GPU. ``total``: bytes that they may take together; 0: no limit."""
 
     def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0,
                  users: Sequence[int] = ()) -> None:
         """``users``: further GPUs that reach the memory."""
+        self.total = 0
+        self._used = 0
         self.ordinal = ordinal
         self.users = (ordinal, *users)
         self.ranges = ranges
@@ -69,6 +72,9 @@ class Memory:
             raise DeviceError(f"map of 0x{address:x} + {size}: not in granules", CUDA_ERROR_INVALID_VALUE)
         if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
             raise DeviceError(f"map of 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
+        if self.total and self._used + size > self.total:  # what the client's library lets through
+            raise DeviceError(f"{size} bytes more than the session has left on this GPU ({self.total - self._used} of "
+                              f"{self.total})", CUDA_ERROR_OUT_OF_MEMORY)
         prop = driver.CUmemAllocationProp()
         prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -86,6 +92,7 @@ class Memory:
         with self._lock:
             self._serials[address] = next(self._next_serial)
             self.maps[address] = (size, handle)
+            self._used += size
 
     def serial(self, address: int, size: int) -> int | None:
         """Names the physical memory of a mapping; None if nothing is mapped so."""
@@ -123,6 +130,7 @@ class Memory:
             check(driver.cuMemUnmap(address, size), "cuMemUnmap")
             check(driver.cuMemRelease(entry[1]), "cuMemRelease")
             del self.maps[address], self._serials[address]
+            self._used -= size
         for start in [at for at in self.allocations if address <= at < address + size]:
             self.free(start)
 

@@ -22,7 +22,7 @@ from rgpu.server.device.cuda.memory.handles import End, Handles, end_surface, en
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ARRAY, LINEAR, MIPMAPPED, ArrayShape, Box, Level, Resource, Sampling, View
 
-CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE = 1, 400
+CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_HANDLE = 1, 2, 400
 
 _ARRAY_MEMORY, _DEVICE_MEMORY = driver.CUmemorytype.CU_MEMORYTYPE_ARRAY, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
@@ -53,6 +53,7 @@ class Arrays:
     def __init__(self, use: Callable[[int], Any], handles: Callable[[int], Handles]) -> None:
         self._use, self._handles = use, handles
         self._arrays: dict[int, _Array] = {}
+        self.total = 0  #: bytes that they may take together; 0: no limit
         self._textures: dict[int, _Texture] = {}
 
     # -- arrays -------------------------------------------------------------------
@@ -61,6 +62,10 @@ class Arrays:
         shape.check()
         if array in self._arrays:
             raise DeviceError(f"array {array} exists", CUDA_ERROR_INVALID_HANDLE)
+        used = sum(found.shape.size for found in self._arrays.values()) if self.total else 0
+        if self.total and used + shape.size > self.total:  # each has as much of the session's memory beside it
+            raise DeviceError(f"an array of {shape.size} bytes beside {used} of others: the session may have "
+                              f"{self.total}", CUDA_ERROR_OUT_OF_MEMORY)
         self._use(context)
         wanted = driver.CUDA_ARRAY3D_DESCRIPTOR()
         wanted.Width, wanted.Height, wanted.Depth = shape.width, shape.height, shape.depth

@@ -7,7 +7,7 @@ all others. Copies between arrays and memory take handles for the driver's own u
 arrays, and give them back at moments that no rebuild repeats; while one of them has a wanted handle, nobody gets it.
 
 So a rebuild holds what it was given on the way to a wanted handle, and asks for these in their order. And before a
-recovery makes its first array, all handles but :data:`ROOM` are taken, by objects that nobody uses (0.4 s, 3 µs each):
+recovery makes its first array, all handles but :data:`ROOM` are taken, by objects that nobody uses (3 µs each):
 a wanted one is let go then and asked for, and is among the few that are free. A replay waits until no work
 is under way first (``session/journal/apply_order.py``).
 """

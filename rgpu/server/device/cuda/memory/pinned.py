@@ -23,6 +23,7 @@ from cuda.bindings import driver
 
 from rgpu.server.device import mapping
 from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.server.device.host_memory import check_pinned
 from rgpu.session.addresses import PAGE, PINNED_BASE, PINNED_SIZE
 from rgpu.session.errors import DeviceError
 
@@ -54,6 +55,7 @@ class Mirrors:
 
     def __init__(self) -> None:
         self.ranges: dict[int, int] = {}  #: address → bytes
+        self.total = 0  #: bytes that they may take together; 0: no limit
         self._starts: list[int] = []
 
     def allocate(self, address: int, size: int) -> None:
@@ -66,6 +68,7 @@ class Mirrors:
         if (at and self._starts[at - 1] + self.ranges[self._starts[at - 1]] > address) or (
                 at < len(self._starts) and self._starts[at] < address + size):
             raise DeviceError(f"mirror of 0x{address:x} + {size}: overlaps another", CUDA_ERROR_INVALID_VALUE)
+        check_pinned(sum(self.ranges.values()), size, self.total)
         _map(address, size, mapping.READ | mapping.WRITE, mapping.FIXED)
         try:
             flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP

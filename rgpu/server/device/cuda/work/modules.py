@@ -278,8 +278,14 @@ def _variables(handle: Any, code: bytes, compiled: Callable[[bytes], bytes] | No
 
 
 def _globals(placed: dict[Variable, int], told: dict[str, tuple[int, int]]) -> list[GlobalVariable]:
-    return [GlobalVariable(variable.name, address, variable.size or told[variable.name][1])
+    return [GlobalVariable(variable.name, address, variable.size or told[variable.name][1],
+                           variable.name in told and _is_managed(address))
             for variable, address in placed.items()]
+
+
+def _is_managed(address: int) -> bool:
+    error, managed = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED, address)
+    return not error and bool(managed)
 
 
 def _linked(text: bytes, options: bytes) -> tuple[bytes, str]:

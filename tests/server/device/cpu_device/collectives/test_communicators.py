@@ -15,7 +15,16 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import pack
-from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction, decode, encode
+from rgpu.session.objects.collectives import (
+    NO_PEER,
+    DataType,
+    Kind,
+    Operation,
+    Reduction,
+    decode,
+    decode_members,
+    encode,
+)
 from tests.support.eventually import eventually
 
 RANKS, COUNT = 3, 6
@@ -47,7 +56,8 @@ class Session:
         return self.results.get(self.seq, 0)
 
     def create(self, number: int, rank: int, ranks: int = RANKS) -> int:
-        return self("communicator_create", communicator=number, context=16, ranks=ranks, rank=rank, unique=UNIQUE)
+        return self("communicator_create", communicator=number, context=16, ranks=ranks, rank=rank, unique=UNIQUE,
+                    members=b"")
 
     def group(self, *operations: Operation) -> None:
         self("collective_group", stream=operations[0].stream, operations=encode(operations))
@@ -148,6 +158,14 @@ def test_what_the_program_cannot_have_meant(session: Session) -> None:
     assert session.runtime.executor.bugs == 4 and session.device.drain(5) and not session.device.error
 
 
+def test_members_from_outside() -> None:
+    good = b"\5\0train\7\0train/2"
+    assert decode_members(good, 2) == ["train", "train/2"] and decode_members(b"", 2) == []
+    for data, ranks in ((good, 3), (good[:-1], 2), (good + b"\0", 2), (good + b"\0\0", 3), (b"\2\0\xff\xfe", 1)):
+        with pytest.raises(Corrupt):
+            decode_members(data, ranks)
+
+
 def test_operations_from_outside() -> None:
     good = encode([operation(0, Kind.SEND, 1), operation(1, Kind.ALL_REDUCE)])
     assert encode(decode(good)) == good
@@ -156,6 +174,6 @@ def test_operations_from_outside() -> None:
         with pytest.raises(Corrupt):
             width = 4 if offset == 4 else 1
             decode(good[:offset] + bytes([value]) * width + good[offset + width:])
-    for data in (b"", good[:-1], good[:56] * 20000):
+    for data in (b"", good[:-1], good[:64] * 20000):
         with pytest.raises(Corrupt):
             decode(data)

@@ -80,7 +80,7 @@ def test_clearly_more_than_usual_under_way_is_a_backlog(device: Any, journal: Jo
     monkeypatch.setattr(ordering, "STALL", 0.3)
     runtime, feed = started(device, journal, 0)
     runtime.order.distance.earlier = True
-    runtime.order.look(time.monotonic())
+    runtime.order.look(time.monotonic(), 1)
     feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE + 2048)))
     feed(b"".join(journal.add_one(stream=18) for _ in range(160)))
     assert runtime.order.describe()["state"] == "live"
@@ -182,9 +182,9 @@ def test_work_that_waits_for_a_later_call_overlaps_from_there(device: Any, journ
 
 def test_many_long_kernels_are_no_stall(device: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that takes far longer than a stall, each kernel of which takes less."""
-    monkeypatch.setattr(ordering, "STALL", 0.3)
+    monkeypatch.setattr(ordering, "STALL", 1.0)
     runtime, feed = started(device, journal)
-    feed(b"".join(slow(journal, 18, 60) for _ in range(20)) + journal.add_one(stream=19))
+    feed(b"".join(slow(journal, 18, 60) for _ in range(30)) + journal.add_one(stream=19))
     assert device.drain(10)
     said = runtime.order.describe()
     assert said["state"] == "ordered" and said["stalls"] == 0, said

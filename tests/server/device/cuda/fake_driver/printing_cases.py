@@ -145,11 +145,7 @@ def an_agent_that_reads_slowly() -> None:
     assert session.runtime.applied == stood < session.journal.seq - 1000, "nothing holds the calls up"
     session.runtime.quiesce(5)  # nor does that hold a cut up
     session.runtime.resume()
-    until = time.monotonic() + 60
-    while session.journal.seq not in end.answers:
-        assert time.monotonic() < until
-        end.confirm()
-        time.sleep(0.001)
+    eventually(lambda: session.journal.seq in end.answers or end.confirm())
     assert end.answer(session.journal.seq) == (0, b"".join(lines(turn, 100) for turn in range(2000)))
 
 

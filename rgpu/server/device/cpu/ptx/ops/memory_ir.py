@@ -9,7 +9,7 @@ lanes go on.
 
 from __future__ import annotations
 
-from rgpu.server.device.cpu.ptx.jit import Helper, helper, memo
+from rgpu.server.device.cpu.ptx.jit import Helper, helper, memo, private
 from rgpu.server.device.cpu.ptx.layout import (
     ILLEGAL_ADDRESS,
     L_ADDRESS,
@@ -26,6 +26,7 @@ from rgpu.server.device.cpu.ptx.layout import (
     T_SHARED_END,
     T_WARP_LOCAL,
 )
+from rgpu.server.device.cpu.ptx.ops.lanes_ir import each_lane
 
 IOTA = "<" + ", ".join(f"i64 {i}" for i in range(32)) + ">"
 IOTA32 = IOTA.replace("i64", "i32")
@@ -384,16 +385,12 @@ def put(space: str, bits: int) -> Helper:
     return helper("void", f"rt_put_{space}{bits}", args, _put_body(bits, space))
 
 
-def _private(result: str, name: str, args: str, body: str) -> str:
-    return f"define internal {result} @{name}({args}) alwaysinline #0 {{\n{body}\n}}\n"
-
-
 @memo
 def load(space: str, bits: int) -> Helper:
     """``values rt_ld(addresses, mask, T, site)``: check and load."""
     at, tag = address_type(space), f"ld_{space}{bits}"
-    extra = _private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
-    extra += _private(f"<32 x i{bits}>", f"g_{tag}", f"{at} %a, i32 %mask, ptr %T", _get_body(bits, space))
+    extra = private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
+    extra += private(f"<32 x i{bits}>", f"g_{tag}", f"{at} %a, i32 %mask, ptr %T", _get_body(bits, space))
     body = f"""  %ok = call i32 @c_{tag}({at} %a, i32 %mask, ptr %T, i32 %site)
   %any = icmp eq i32 %ok, 0
   br i1 %any, label %none, label %go
@@ -413,8 +410,8 @@ def store(space: str, bits: int) -> Helper:
     """``rt_st(addresses, mask, T, site, values)``: check and store."""
     at, tag = address_type(space), f"st_{space}{bits}"
     kind = f"<32 x i{bits}>"
-    extra = _private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
-    extra += _private("void", f"p_{tag}", f"{at} %a, i32 %mask, ptr %T, {kind} %v", _put_body(bits, space))
+    extra = private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
+    extra += private("void", f"p_{tag}", f"{at} %a, i32 %mask, ptr %T, {kind} %v", _put_body(bits, space))
     body = f"""  %ok = call i32 @c_{tag}({at} %a, i32 %mask, ptr %T, i32 %site)
   call void @p_{tag}({at} %a, i32 %ok, ptr %T, {kind} %v)
   ret void"""
@@ -432,34 +429,12 @@ def atomic(name: str, bits: int, code: str, operands: int) -> Helper:
     kind = f"<32 x i{bits}>"
     names = ["x", "y"][:operands]
     args = ", ".join(["<32 x i64> %a", "i32 %mask", *(f"{kind} %v{n}" for n in names)])
-    saves = "\n".join(f"  %s{n} = alloca {kind}, align 64\n  store {kind} %v{n}, ptr %s{n}" for n in names)
-    reads = "\n".join(
-        f"  %{n}p = getelementptr i{bits}, ptr %s{n}, i32 %lane\n  %{n} = load i{bits}, ptr %{n}p" for n in names
-    )
-    body = f"""
-  %sa = alloca <32 x i64>, align 64
-  store <32 x i64> %a, ptr %sa
-  %so = alloca {kind}, align 64
-  store {kind} zeroinitializer, ptr %so
-{saves}
-  br label %loop
-loop:
-  %m = phi i32 [ %mask, %0 ], [ %m2, %body ]
-  %end = icmp eq i32 %m, 0
-  br i1 %end, label %done, label %body
-body:
-  %lane = call i32 @llvm.cttz.i32(i32 %m, i1 true)
-  %m1 = sub i32 %m, 1
-  %m2 = and i32 %m, %m1
-  %ap = getelementptr i64, ptr %sa, i32 %lane
-  %ai = load i64, ptr %ap
+    body = each_lane(
+        "%mask", [("ai", "%a", "i64"), *((n, f"%v{n}", f"i{bits}") for n in names)], f"""\
   %p = inttoptr i64 %ai to ptr
-{reads}
 {code}
   %op = getelementptr i{bits}, ptr %so, i32 %lane
-  store i{bits} %old, ptr %op
-  br label %loop
-done:
-  %r = load {kind}, ptr %so
-  ret {kind} %r"""
+  store i{bits} %old, ptr %op""",
+        memory=f"  %so = alloca {kind}, align 64\n  store {kind} zeroinitializer, ptr %so",
+        after=f"  %r = load {kind}, ptr %so\n  ret {kind} %r")
     return helper(kind, f"rt_atom_{name}", args, body)

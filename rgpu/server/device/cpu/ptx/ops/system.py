@@ -7,36 +7,16 @@ from rgpu.server.device.cpu.ptx.jit import Helper, helper
 from rgpu.server.device.cpu.ptx.layout import T_CONDITION, T_PRINTF, T_TOKEN
 from rgpu.server.device.cpu.ptx.model import Instruction, Variable
 from rgpu.server.device.cpu.ptx.ops import memory_ir
+from rgpu.server.device.cpu.ptx.ops.lanes_ir import each_lane
 from rgpu.server.device.cpu.ptx.ops.memory_ir import field
 from rgpu.server.device.cpu.ptx.ops.registry import op
 
 
 def _tell(name: str, word: int) -> Helper:
     """A helper that calls the launcher's function in a word of the thread record for each lane, with two numbers."""
-    return helper("void", name, "ptr %T, i32 %lanes, <32 x i64> %format, <32 x i64> %args", f"""\
-  %sf = alloca <32 x i64>, align 64
-  store <32 x i64> %format, ptr %sf
-  %sa = alloca <32 x i64>, align 64
-  store <32 x i64> %args, ptr %sa
-{field("fn", "%T", word, "ptr")}
-{field("token", "%T", T_TOKEN)}
-  br label %loop
-loop:
-  %m = phi i32 [ %lanes, %0 ], [ %m2, %body ]
-  %end = icmp eq i32 %m, 0
-  br i1 %end, label %done, label %body
-body:
-  %lane = call i32 @llvm.cttz.i32(i32 %m, i1 true)
-  %m1 = sub i32 %m, 1
-  %m2 = and i32 %m, %m1
-  %fp = getelementptr i64, ptr %sf, i32 %lane
-  %f = load i64, ptr %fp
-  %ap = getelementptr i64, ptr %sa, i32 %lane
-  %a = load i64, ptr %ap
-  call void %fn(i64 %token, i64 %f, i64 %a)
-  br label %loop
-done:
-  ret void""")
+    return helper("void", name, "ptr %T, i32 %lanes, <32 x i64> %format, <32 x i64> %args", each_lane(
+        "%lanes", [("f", "%format", "i64"), ("a", "%args", "i64")], "  call void %fn(i64 %token, i64 %f, i64 %a)",
+        memory=f"{field('fn', '%T', word, 'ptr')}\n{field('token', '%T', T_TOKEN)}"))
 
 
 _PRINT = _tell("rt_print", T_PRINTF)

@@ -17,7 +17,9 @@ class Token(NamedTuple):
     line: int
 
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+# One that is not closed goes to the end: else each `/*` would be looked for its end anew, up to there.
+_COMMENT = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*)", re.S)
+_MOST_DIGITS = 200
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
@@ -50,18 +52,26 @@ def tokenize(text: str) -> list[Token]:
 
 
 def int_value(text: str) -> int:
-    """The value of an integer literal."""
+    """The value of an integer literal. Raises ``PtxError`` for digits of another base, and too many."""
     text = text.rstrip("U")
-    if text[:2].lower() in ("0x", "0b"):
-        return int(text, 0)
-    return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+    if len(text) > _MOST_DIGITS:
+        raise PtxError(f"an integer of {len(text)} digits")
+    try:
+        if text[:2].lower() in ("0x", "0b"):
+            return int(text, 0)
+        return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+    except ValueError:
+        raise PtxError(f"{text} is no integer") from None
 
 
 def float_value(text: str) -> float:
-    """The value of a float literal (``0f`` and ``0d`` carry the bits)."""
+    """The value of a float literal (``0f`` and ``0d`` carry the bits). Raises ``PtxError``."""
     prefix = text[:2].lower()
-    if prefix == "0f":
-        return struct.unpack("<f", struct.pack("<I", int(text[2:], 16)))[0]
-    if prefix == "0d":
-        return struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0]
-    return float(text)
+    try:
+        if prefix == "0f":
+            return struct.unpack("<f", struct.pack("<I", int(text[2:], 16)))[0]
+        if prefix == "0d":
+            return struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0]
+        return float(text)
+    except (ValueError, struct.error):
+        raise PtxError(f"{text[:80]} is no number") from None

@@ -38,8 +38,10 @@ class Parser(Reader):
         token = self.tok
         if token.text == ".version":
             self.next()
-            major, _, minor = self.next().text.partition(".")
-            self.version = int(major) * 10 + int(minor or 0)
+            number = re.fullmatch(r"(\d{1,4})(?:\.(\d{1,4}))?", self.next().text, re.ASCII)
+            if number is None:
+                raise PtxError("unsupported .version: not a number", token.line)
+            self.version = int(number[1]) * 10 + int(number[2] or 0)
         elif token.text == ".target":
             self._target()
         elif token.text == ".address_size":
@@ -59,7 +61,7 @@ class Parser(Reader):
         token = self.next()
         while True:
             word = self.next()
-            match = re.fullmatch(r"sm_(\d+)([a-z]?)", word.text)
+            match = re.fullmatch(r"sm_(\d{1,6})([a-z]?)", word.text, re.ASCII)
             if match:
                 self.target = int(match[1])
                 if self.target > self.max_target:
@@ -75,7 +77,7 @@ class Parser(Reader):
     def _pragma(self) -> None:
         """Those of linked modules carry the linker's options; others are for another compiler."""
         self.next()
-        if match := re.fullmatch(r'"rgpu maxrregcount (\d+)"', self.tok.text):
+        if match := re.fullmatch(r'"rgpu maxrregcount (\d{1,9})"', self.tok.text, re.ASCII):
             self.max_registers = int(match[1])
         self.skip_to(";")
 

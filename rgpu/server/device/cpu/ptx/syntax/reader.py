@@ -64,8 +64,7 @@ class Reader:
         """A debug directive: to the end of its line, and its braces if it has any."""
         first = self.next()
         if first.text == ".section":
-            while not self.accept("{"):
-                self.next()
+            self.skip_to("{")
             while not self.accept("}"):
                 if self.next().kind == "end":
                     raise PtxError("unfinished .section", first.line)
@@ -95,7 +94,7 @@ class Reader:
 
     def variable_tail(self, space: str, suffix: str = "", extern: bool = False) -> Variable:
         """What follows ``.space``."""
-        align, kind, lanes = 0, "", 1
+        align, kind, lanes, managed = 0, "", 1, False
         while self.tok.kind == "directive":
             token = self.next()
             word = token.text[1:]
@@ -108,6 +107,8 @@ class Reader:
                     self.next()
                 if self.accept(".align"):
                     self.integer()
+            elif word == "attribute":
+                managed |= self._variable_attributes()
             elif word in WIDTHS and word != "pred":
                 kind = word
             else:
@@ -134,7 +135,22 @@ class Reader:
             tuple(init),
             WIDTHS[kind] // 8,
             extern,
+            managed,
         )
+
+    def _variable_attributes(self) -> bool:
+        """``(.managed, .unified(n, n))``: whether it is managed; a unified one is at one place on all devices."""
+        managed = False
+        self.expect("(")
+        while not self.accept(")"):
+            token = self.next()
+            if token.text == ".managed":
+                managed = True
+            elif token.text == ".unified":
+                self.skip_to(")")
+            elif token.text != ",":
+                raise PtxError(f"unsupported {token.text} in .attribute of a variable", token.line)
+        return managed
 
     def _dimensions(self) -> tuple[int, bool]:
         count, unsized = 1, False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.model import Addr, Instruction, Operand, Reg, Vec
 from rgpu.server.device.cpu.ptx.ops.registry import op
-from rgpu.server.device.cpu.ptx.textures import sampling_ir as ir
+from rgpu.server.device.cpu.ptx.textures import sampling_ir, surfaces_ir
 from rgpu.server.device.cpu.textures import record as tx
 
 _F = "<32 x float>"
@@ -54,7 +54,7 @@ def _give(g: Gen, ins: Instruction, dest: Operand, values: str, lanes: int, bits
 
 def _coordinates(g: Gen, ins: Instruction, geometry: str, given: Sequence[Operand]) -> list[str]:
     """x, y, z and the layer as arguments. Vectors have 1, 2 or 4 elements: what is too much is not looked at."""
-    count, layered = ir.GEOMETRIES[geometry]
+    count, layered = sampling_ir.GEOMETRIES[geometry]
     wanted = count + layered
     if len(given) not in (wanted, 4 if wanted == 3 else wanted):
         raise ins.refuse(f"{len(given)} coordinates")
@@ -70,7 +70,7 @@ def tex(g: Gen, ins: Instruction, m: Mods) -> None:
     how = m.take("base", "level", "grad")
     kind = m.type("s32", "f32")
     m.type("s32", "u32", "f32")  # as what the bits are taken: the texture says what they are
-    geometry = m.take(*ir.GEOMETRIES)
+    geometry = m.take(*sampling_ir.GEOMETRIES)
     if not geometry or not m.has("v4"):
         raise ins.refuse()
     whole = kind == "s32"
@@ -85,7 +85,7 @@ def tex(g: Gen, ins: Instruction, m: Mods) -> None:
         lod = g.t(f"{'sitofp' if whole else 'bitcast'} <32 x i32> {lod} to {_F}")
     elif how == "grad":
         lod = _level_of(g, ins, geometry, handle)
-    made = ir.sample(geometry, whole)
+    made = sampling_ir.sample(geometry, whole)
     found = g.call(made, "ptr %T", f"i32 {g.lanes()}", handle, *places, f"{_F} {lod}")
     _give(g, ins, ins.operands[0], found, 4, 32)
 
@@ -102,7 +102,7 @@ def _level_of(g: Gen, ins: Instruction, geometry: str, handle: str) -> str:
             raise ins.refuse("gradients of fewer dimensions")
         total = "zeroinitializer"
         for item, index in zip(parts, (tx.L_WIDTH, tx.L_HEIGHT, tx.L_DEPTH)[:count], strict=False):
-            extent = g.call(ir.query(0, index, True), "ptr %T", f"i32 {g.lanes()}", handle,
+            extent = g.call(surfaces_ir.query(0, index, True), "ptr %T", f"i32 {g.lanes()}", handle,
                             "<32 x i32> zeroinitializer")
             size = g.t(f"uitofp <32 x i32> {extent} to {_F}")
             value = g.t(f"bitcast <32 x i32> {g.read(item, 32)} to {_F}")
@@ -125,7 +125,7 @@ def tld4(g: Gen, ins: Instruction, m: Mods) -> None:
         raise ins.refuse()
     handle, given = _place(g, ins, ins.operands[1])
     x, y, _, _ = _coordinates(g, ins, "2d", given)
-    found = g.call(ir.gather("rgba".index(component)), "ptr %T", f"i32 {g.lanes()}", handle, x, y)
+    found = g.call(sampling_ir.gather("rgba".index(component)), "ptr %T", f"i32 {g.lanes()}", handle, x, y)
     _give(g, ins, ins.operands[0], found, 4, 32)
 
 
@@ -140,23 +140,23 @@ def ask(g: Gen, ins: Instruction, m: Mods) -> None:
         raise ins.refuse()
     handle = _handle(g, ins, ins.operands[1])
     index = _QUERIES.get(what, tx.D_LEVELS if what == "num_mipmap_levels" else tx.D_NORMALIZED)
-    made = ir.query(int(ins.op == "suq"), index, what in _QUERIES)
+    made = surfaces_ir.query(int(ins.op == "suq"), index, what in _QUERIES)
     which = g.read(ins.operands[2], 32) if level else "zeroinitializer"
     g.write(ins.operands[0], g.call(made, "ptr %T", f"i32 {g.lanes()}", handle, f"<32 x i32> {which}"), 32)
 
 
 def _surface(g: Gen, ins: Instruction, m: Mods, where: Operand) -> tuple[int, int, str, list[str]]:
     """Bits and number of the values, what is done outside, and the place as arguments."""
-    outside = m.type(ir.TRAP, ir.CLAMP, ir.ZERO)
+    outside = m.type(surfaces_ir.TRAP, surfaces_ir.CLAMP, surfaces_ir.ZERO)
     bits = int(m.type("b8", "b16", "b32", "b64")[1:])
     lanes = m.take("v2", "v4")
-    geometry = m.take(*ir.SURFACES)
+    geometry = m.take(*surfaces_ir.SURFACES)
     while m.take("ca", "cg", "cs", "cv", "wb", "wt"):
         pass
     if not m.has("b") or not geometry or bits * int(lanes[1:] or 1) > 128:
         raise ins.refuse()
     handle, given = _place(g, ins, where)
-    order = ir.SURFACES[geometry]
+    order = surfaces_ir.SURFACES[geometry]
     if len(given) not in (len(order), 4 if len(order) == 3 else len(order)):
         raise ins.refuse(f"{len(given)} coordinates")
     at = {axis: g.read(item, 32) for axis, item in zip(order, given, strict=False)}
@@ -170,7 +170,8 @@ def suld(g: Gen, ins: Instruction, m: Mods) -> None:
     if len(ins.operands) != 2:
         raise ins.refuse()
     bits, lanes, outside, places = _surface(g, ins, m, ins.operands[1])
-    _give(g, ins, ins.operands[0], g.call(ir.surface_load(bits, lanes, outside), "ptr %T", *places), lanes, bits)
+    found = g.call(surfaces_ir.surface_load(bits, lanes, outside), "ptr %T", *places)
+    _give(g, ins, ins.operands[0], found, lanes, bits)
 
 
 @op("sust")
@@ -183,5 +184,5 @@ def sust(g: Gen, ins: Instruction, m: Mods) -> None:
     values = list(given.items) if isinstance(given, Vec) else [given]
     if len(values) != lanes:
         raise ins.refuse()
-    g.call(ir.surface_store(bits, lanes, outside), "ptr %T", *places,
+    g.call(surfaces_ir.surface_store(bits, lanes, outside), "ptr %T", *places,
            *(f"<32 x i{bits}> {g.read(value, bits)}" for value in values))

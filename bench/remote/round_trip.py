@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""What one awaited small copy costs, and whom: processor time and wake-ups of program, agent, worker and daemon.
+
+    python bench/remote/round_trip.py [--device cpu|cuda:0] [--calls 3000] [--rounds 5] [--same-host auto|off]
+
+A program copies 4 bytes from the device behind a small memset, again and again (`.item()`); it prints each call's time
+and its kernel's counters (/proc/PID/task/*/schedstat) are read around it, thread by thread. What is printed, medians
+over the rounds: microseconds of a call as the program sees it; of each process, the microseconds of a processor and
+the wake-ups that a call costs, and the share of the busiest threads. A wake-up is a hand-over between processors or
+processes: on an idle machine some 5 to 50 µs of a call each, so their number says where to look first, also on a
+machine that is too busy for the times to mean much (its load average stands beside them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.pools.pool import LocalPool  # noqa: E402
+from tests.support.processes import Use, threads  # noqa: E402
+
+PROGRAM = ROOT / "bench" / "remote" / "round_trip_load.py"
+BUSIEST = 3  #: threads of a process that are shown
+SETTLE_SECONDS = 5.0  #: until what the session's start leaves to be done is done
+
+
+def pids_of(pool: LocalPool, session: str, program: int) -> dict[str, int]:
+    """Process ids by what they are."""
+    row = pool.session(session)
+    state = json.loads((pool.folder / "pool" / "nodes" / row["host"] / "server.json").read_text())
+    return {"program": program, "agent": pool.programs[-1].process.pid, "worker": row["worker_pid"],
+            "daemon": state["pid"]}
+
+
+def one_round(pool: LocalPool, gate: Path, number: int, calls: int, pids: dict[str, int]) -> dict[str, Any]:
+    """Have the program make its calls; what each thread of each process used meanwhile."""
+    before = {name: threads(pid) for name, pid in pids.items()}
+    (gate / str(number)).touch()
+    pool.programs[-1].wait_lines(2 + number + 1, 300)
+    after = {name: threads(pid) for name, pid in pids.items()}
+    found: dict[str, Any] = {"call_us": float(pool.programs[-1].lines[-1].split()[1])}
+    for name in pids:
+        used = [one.since(before[name].get(tid, Use(0.0, 0.0)), calls) for tid, one in after[name].items()]
+        used.sort(key=lambda one: -one.share)
+        found[name] = {"cpu_us": sum(one.share for one in used) * 1e6, "wakes": sum(one.wakes for one in used),
+                       "threads_us": [one.share * 1e6 for one in used[:BUSIEST]],
+                       "threads_wakes": [one.wakes for one in used[:BUSIEST]]}
+    return found
+
+
+def medians(rounds: list[Any]) -> Any:
+    """The same form, each figure the median of the rounds'."""
+    first = rounds[0]
+    if isinstance(first, dict):
+        return {key: medians([one[key] for one in rounds]) for key in first}
+    if isinstance(first, list):
+        width = min(len(one) for one in rounds)
+        return [medians([one[at] for one in rounds]) for at in range(width)]
+    return round(statistics.median(rounds), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--same-host", default="off", choices=["auto", "off"], help="share memory with the worker")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rgpu-trips-") as folder, \
+            LocalPool(Path(folder), 1, 10.0, options.device) as pool:
+        program = pool.run(sys.executable, str(PROGRAM), folder, str(options.calls), str(options.rounds), name="trips",
+                           options=("--same-host", options.same_host))
+        program.wait_lines(2, 120)
+        time.sleep(SETTLE_SECONDS)
+        pids = pids_of(pool, "trips", int(program.lines[0]))
+        found = medians([one_round(pool, Path(folder), number, options.calls, pids)
+                         for number in range(options.rounds)])
+        program.process.wait(60)
+    print(f"4 bytes from {options.device}, same host {options.same_host}, {os.cpu_count()} processors, load average "
+          f"{os.getloadavg()[0]:.1f}: {found['call_us']:.1f} µs a call")
+    for name in pids:
+        row = found[name]
+        shares = ", ".join(f"{us:.1f} µs and {wakes:.2f}" for us, wakes in
+                           zip(row["threads_us"], row["threads_wakes"], strict=True))
+        print(f"  {name:<8}{row['cpu_us']:8.1f} µs of a processor{row['wakes']:7.2f} wake-ups   threads: {shares}")
+    if options.output:
+        options.output.write_text(json.dumps({
+            "device": options.device, "calls": options.calls, "rounds": options.rounds, "load": os.getloadavg()[0],
+            "same_host": options.same_host, "processors": os.cpu_count(), "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The rank link between two workers: what ranks in several sessions bring to their collectives."""
+
+from __future__ import annotations
+
+from rgpu.link.protocols.data import DATA
+from rgpu.link.protocols.table import Form, Protocol, Way, message, record
+
+TO, BACK, MAP = Way.TO, Way.BACK, Form.MAP
+
+_INTRO = """A worker whose session shares a communicator with another one (the *asker*) is connected to the data port
+of that one's owner with a ticket of purpose `ranks`, which names the asker's session and epoch. The frames are those of
+the data link ([data.md](data.md)), the version is that link's. The answerer says nothing that it was not asked for. A
+connection that broke is made again, and what is unanswered is asked again.
+"""
+
+RANKS = Protocol(
+    name="ranks", title="The rank link", ends=("asker", "answerer"), version=DATA.version, intro=_INTRO,
+    messages=(
+        message(32, "ASK", TO, "Asks what ranks brought to a collective: CONTRIBUTIONS; HOLDS where it has what `own` "
+                "did; or NEVER.", "int id",
+                "bytes unique: of the communicator",
+                "tuple[int, int, int] key: -1, -1 and the number; of a message sender, receiver and the pair's number",
+                "list[int] want: ranks whose contributions are asked for", "list[int] own: the asker's ranks",
+                "bool now = False: with what is there now", form=MAP, struct="Ask"),
+        message(33, "FLOOR", TO, "The asker asks for no collective below that number again.", "bytes unique",
+                "int number", form=MAP, struct="Floor"),
+        message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
+                "int id", "bytes unique", form=MAP, struct="Refill"),
+        message(34, "CONTRIBUTIONS", BACK, "A piece of what some wanted ranks brought: rows of rank, kind, type, "
+                "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
+        message(35, "HOLDS", BACK, "What the asker's ranks brought is here.", "*AskId"),
+        message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why", form=MAP, struct="Never"),
+        message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
+                "u8 last", "bytes(*) piece"),
+    ),
+    records=(
+        record("AskId", "Names what is answered.", "u64 id"),
+        record("KeptHead", "Names the REFILL and the collective.", "u64 id", "i32 sender: or -1", "i32 receiver: or -1",
+               "u64 number")))

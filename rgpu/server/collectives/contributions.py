@@ -1,0 +1,159 @@
+"""What ranks brought to the collectives of communicators whose ranks are in several sessions.
+
+Each worker keeps what its own ranks brought and what it was given by others. So a member that is moved, or comes back
+after its worker was lost, replays its journal and gets again what the others had brought, while they go on: nobody else
+goes back. Results depend on the contributions and the order of ranks alone, so they are the same bytes again.
+
+What is kept is bounded by :data:`MOST_BYTES`; what every member's checkpoint is past is not kept (:meth:`Log.floor`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rgpu.session.errors import Corrupt
+from rgpu.session.objects.collectives import MOST_RANKS, DataType, Kind, Operation, Reduction
+
+MOST_BYTES = 512 << 20  #: of contributions that a worker keeps; the oldest go first
+
+#: Names one collective of a communicator: (-1, -1, number), or one message: (sender, receiver, number of that pair).
+Key = tuple[int, int, int]
+Unique = bytes
+
+
+def key_of(rank: int, operation: Operation) -> Key:
+    """Name what an operation of ``rank`` takes part in."""
+    if not operation.kind.paired:
+        return -1, -1, operation.number
+    pair = (rank, operation.peer) if operation.kind is Kind.SEND else (operation.peer, rank)
+    return *pair, operation.number
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one rank brought: what it called, and the bytes that it read. ``scalar``: of PREMULSUM, its bytes."""
+
+    kind: Kind
+    data_type: DataType
+    reduction: Reduction
+    peer: int
+    count: int
+    scalar: bytes
+    data: bytes = field(repr=False)
+
+    @property
+    def called(self) -> tuple[Any, ...]:
+        """What has to be the same for all ranks."""
+        return self.kind, self.data_type, self.reduction, self.peer, self.count
+
+    def __str__(self) -> str:
+        return str(Operation(self.kind, self.data_type, self.reduction, self.peer, 0, 0, 0, 0, self.count))
+
+
+def encode(contributions: dict[int, Contribution]) -> bytes:
+    """Encode what ranks brought to one collective, as msgpack."""
+    return msgspec.msgpack.encode([
+        (rank, int(one.kind), int(one.data_type), int(one.reduction), one.peer, one.count, one.scalar, one.data)
+        for rank, one in sorted(contributions.items())])
+
+
+def decode(data: bytes) -> dict[int, Contribution]:
+    """The inverse of :func:`encode`. Raises :class:`Corrupt`."""
+    try:
+        rows = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, int, int, int, bytes, bytes]])
+        found = {rank: Contribution(Kind(kind), DataType(data_type), Reduction(reduction), peer, count, scalar, whole)
+                 for rank, kind, data_type, reduction, peer, count, scalar, whole in rows}
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Corrupt(f"contributions to a collective cannot be read: {error}", reason="contributions") from None
+    if any(not 0 <= rank < MOST_RANKS for rank in found):
+        raise Corrupt("contributions to a collective name an impossible rank", reason="rank")
+    return found
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is kept of one collective. ``seq``: of the call by which this session's last rank came to it; 0: none."""
+
+    came: dict[int, Contribution] = field(default_factory=dict)
+    seq: int = 0
+    size: int = 0
+
+
+class Log:
+    """Contributions by communicator and collective; thread-safe. ``changed`` may be waited on with the lock held."""
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.bytes = 0
+        self._most = most
+        self._entries: OrderedDict[tuple[Unique, Key], Entry] = OrderedDict()
+        self._listeners: list[Callable[[Unique, Key], None]] = []
+        self._floors: dict[Unique, dict[str, int]] = {}  #: by session: collectives below are never asked for again
+
+    def listen(self, listener: Callable[[Unique, Key], None]) -> None:
+        """Have ``listener`` called, without the lock, with each collective that something was brought to."""
+        self._listeners.append(listener)
+
+    def put(self, unique: Unique, key: Key, came: dict[int, Contribution], seq: int = 0) -> None:
+        """Keep contributions; those that are there already stay."""
+        with self.lock:
+            entry = self._entries.setdefault((unique, key), Entry())
+            for rank, contribution in came.items():
+                if rank not in entry.came:
+                    entry.came[rank] = contribution
+                    entry.size += len(contribution.data)
+                    self.bytes += len(contribution.data)
+            entry.seq = max(entry.seq, seq)
+            while self.bytes > self._most and len(self._entries) > 1:
+                self._drop(next(iter(self._entries)))
+            self.changed.notify_all()
+        for listener in self._listeners:
+            listener(unique, key)
+
+    def get(self, unique: Unique, key: Key) -> dict[int, Contribution]:
+        """Return what is there of a collective, by rank."""
+        with self.lock:
+            entry = self._entries.get((unique, key))
+            return dict(entry.came) if entry is not None else {}
+
+    def keys(self, unique: Unique) -> list[Key]:
+        """Return what is kept of a communicator, the oldest first."""
+        with self.lock:
+            return [key for name, key in self._entries if name == unique]
+
+    def passed(self, unique: Unique, seq: int) -> int:
+        """Return the number below which this session needs no collective again that goes on behind call ``seq``."""
+        with self.lock:
+            numbers = [key[2] for (name, key), entry in self._entries.items()
+                       if name == unique and key[0] < 0 and 0 < entry.seq <= seq]
+        return max(numbers, default=-1) + 1
+
+    def floor(self, unique: Unique, session: str, number: int, members: Iterable[str]) -> None:
+        """Note that ``session`` asks for no collective below ``number`` again; forget what none of ``members`` does.
+
+        Messages between two ranks are kept until there is no room.
+        """
+        with self.lock:
+            floors = self._floors.setdefault(unique, {})
+            floors[session] = max(floors.get(session, 0), number)
+            least = min(floors.get(member, 0) for member in members)
+            for where in [where for where in self._entries if where[0] == unique and 0 <= where[1][2] < least
+                          and where[1][0] < 0]:
+                self._drop(where)
+
+    def forget(self, unique: Unique) -> None:
+        """Forget a communicator."""
+        with self.lock:
+            for where in [where for where in self._entries if where[0] == unique]:
+                self._drop(where)
+            self._floors.pop(unique, None)
+
+    def _drop(self, where: tuple[Unique, Key]) -> None:
+        self.bytes -= self._entries.pop(where).size

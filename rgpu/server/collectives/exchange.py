@@ -1,0 +1,52 @@
+"""What a device uses of the ranks in other sessions, and what it is asked for by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rgpu.server.collectives.contributions import Key, Log, Unique
+
+
+class Shared(Protocol):
+    """One communicator whose ranks are in several sessions, as the device of one of them has it."""
+
+    @property
+    def members(self) -> Sequence[str]:
+        """Return the session of each rank."""
+
+    def never(self, rank: int, key: Key) -> str:
+        """Return why that rank of this session will bring nothing to it any more; empty: it did, or may."""
+
+    def taken(self, key: Key) -> bool:
+        """Tell whether it is complete here, as far as is known: then what others brought was had."""
+
+    def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
+        """Note that a session has what these ranks of this one brought."""
+
+    def lost(self, key: Key, why: str) -> None:
+        """Note that what other ranks brought to a collective can be had from nobody."""
+
+
+class Exchange(Protocol):
+    """The way to the other sessions."""
+
+    @property
+    def session(self) -> str:
+        """Return the name of this session."""
+
+    @property
+    def log(self) -> Log:
+        """Return what ranks brought."""
+
+    def opened(self, unique: Unique, shared: Shared) -> None:
+        """Note that this session has ranks of a communicator: others may ask for what these bring."""
+
+    def changed(self, unique: Unique) -> None:
+        """Note that what :meth:`Shared.never` says has changed."""
+
+    def ask(self, unique: Unique, key: Key, want: Sequence[int], own: Sequence[int]) -> None:
+        """Get what ranks of other sessions brought into the log, and hear of each that has what ``own`` ranks did."""
+
+    def settle(self, unique: Unique, key: Key) -> None:
+        """Ask no more about it: it is complete here, or given up."""

@@ -1,0 +1,89 @@
+"""Rank links of this node's workers: where the other session is served now, and whether this one may talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from rgpu.link.data import tickets
+from rgpu.link.data.frames import connect
+from rgpu.link.secrets import PoolSecrets
+from rgpu.migrate.records.schema import SessionRecord
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.workers.handles import WorkerHandle
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+TICKET_SECONDS = 60.0
+OVER = frozenset({"ended", "failed"})
+
+
+class RankLinks:
+    """Answers what workers ask for: a connection to another session's worker. ``user_of``: says whose a session is."""
+
+    def __init__(self, held: HeldSessions, records: PoolRecords, secrets: PoolSecrets,
+                 user_of: Callable[[SessionRecord], str]) -> None:
+        self._held, self._records, self._secrets, self._user_of = held, records, secrets, user_of
+        self._dialing: set[tuple[int, str]] = set()
+
+    async def dial(self, session: str, values: dict[str, Any]) -> None:
+        """``values``: {pid: of the worker that asks, peer: the session, linked: epoch of the worker that it is linked
+        to, or 0}. Nothing is done where that one still is the owner. The worker asks again for what failed.
+        """
+        pid, peer = int(values["pid"]), str(values["peer"])
+        handle, epoch = self._asker(session, pid)
+        if handle is None or (pid, peer) in self._dialing:
+            return
+        self._dialing.add((pid, peer))
+        try:
+            await self._link(handle, epoch, session, peer, int(values.get("linked") or 0))
+        except RgpuError as error:
+            log.info("no rank link yet", session=session, peer=peer, reason=error.message)
+        finally:
+            self._dialing.discard((pid, peer))
+
+    def _asker(self, session: str, pid: int) -> tuple[WorkerHandle | None, str]:
+        """The worker, and how its peer is told of it: with the epoch that it has, a plus behind it where a move makes
+        it: such a one may hear what was, and stands for nothing."""
+        handle, incoming = self._held.running.get(session), self._held.incoming.get(session)
+        if handle is not None and handle.pid == pid:
+            return handle, f"{self._held.epochs.get(session, 0)}"
+        if incoming is not None and incoming.handle.pid == pid:
+            return incoming.handle, f"{incoming.epoch}+"
+        return None, ""
+
+    async def _link(self, handle: WorkerHandle, epoch: str, session: str, peer: str, linked: int) -> None:
+        mine, other = await self._records.find(session), await self._records.find(peer)
+        if mine is None:
+            return
+        why = self._refusal(mine.record, other.record if other else None, peer)
+        if why:
+            await handle.request("ranks_gone", peer=peer, reason=why)
+            return
+        assert other is not None
+        if linked and other.record.epoch <= linked:
+            return
+        node = (await self._records.nodes()).get(other.record.owner or "")
+        if node is None or not node.data:
+            return
+        host, _, port = node.data.rpartition(":")
+        granted = tickets.issue(self._secrets.issuing(), peer, f"{session}@{epoch}", "ranks", lifetime=TICKET_SECONDS)
+        sock = await asyncio.to_thread(connect, (host, int(port)))
+        with sock:
+            await handle.request("ranks_link", fds=(sock.fileno(),), peer=peer, epoch=other.record.epoch,
+                                 ticket=granted.ticket, secret=granted.secret)
+
+    def _refusal(self, mine: SessionRecord, other: SessionRecord | None, peer: str) -> str:
+        """Why this session will never reach that one; empty: it may now, or later."""
+        if other is None:
+            return f"there is no session {peer}"
+        if self._user_of(mine) != self._user_of(other):
+            return f"session {peer} is another user's"
+        if other.state in OVER:
+            return f"it has {other.state}" if not other.reason else f"it has {other.state}: {other.reason}"
+        return ""

@@ -1,0 +1,206 @@
+"""The answering end of rank links: what this session's ranks brought, to the sessions that take part."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.messages.ranks import (
+    ASK,
+    ASK_ID_LAYOUT,
+    CONTRIBUTIONS,
+    FLOOR,
+    HOLDS,
+    KEPT,
+    KEPT_HEAD_LAYOUT,
+    NEVER,
+    REFILL,
+    Ask,
+    Floor,
+    Never,
+    Refill,
+)
+from rgpu.migrate.transfer.pieces import in_pieces
+from rgpu.server.collectives.contributions import Key, Log, Unique, encode
+from rgpu.server.collectives.exchange import Shared
+from rgpu.session.errors import Corrupt, Fenced, RgpuError
+
+log = structlog.get_logger(__name__)
+
+MOST_PENDING = 1 << 16  #: questions of one connection that wait
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """A session that asks, at an epoch. ``replaying``: a move makes that worker; it owns nothing yet."""
+
+    session: str
+    epoch: int
+    replaying: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.session}@{self.epoch}{'+' if self.replaying else ''}"
+
+    @classmethod
+    def read(cls, text: str) -> Asker:
+        """Raises :class:`Corrupt`."""
+        session, _, epoch = text.removesuffix("+").rpartition("@")
+        if not session or not epoch.isdigit():
+            raise Corrupt(f"a ticket for ranks names {text[:80]!r}", reason="asker")
+        return cls(session, int(epoch), text.endswith("+"))
+
+
+class _Client:
+    """One connection, and what is to be sent over it; a thread of its own sends, so that nobody waits for a peer."""
+
+    def __init__(self, connection: SealedConnection, asker: Asker) -> None:
+        self.connection, self.asker = connection, asker
+        self.pending: dict[int, Ask] = {}
+        self._out: queue.SimpleQueue[tuple[int, tuple[bytes | memoryview, ...]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._send, name=f"ranks-to-{asker.session}", daemon=True).start()
+
+    def tell(self, kind: int, *parts: bytes | memoryview) -> None:
+        """Send a message, some time."""
+        self._out.put((kind, parts))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._out.put(None)
+        self.connection.close()
+
+    def _send(self) -> None:
+        try:
+            while (message := self._out.get()) is not None:
+                self.connection.send(message[0], *message[1])
+        except RgpuError:  # its reader notices as well
+            self.connection.close()
+
+
+class Answering:
+    """See the module docstring. ``shared``: communicators of this session, by their names."""
+
+    def __init__(self, contributions: Log) -> None:
+        self._log = contributions
+        self._lock = threading.RLock()
+        self._clients: set[_Client] = set()
+        self._shared: dict[Unique, Shared] = {}
+        self._epochs: dict[str, int] = {}
+        contributions.listen(self._look_at)
+
+    def opened(self, unique: Unique, shared: Shared) -> None:
+        """Answer for a communicator from now on."""
+        with self._lock:
+            self._shared[unique] = shared
+        self.changed(unique)
+
+    def changed(self, unique: Unique) -> None:
+        """Look again at what waits for a communicator."""
+        self._look(lambda ask: ask.unique == unique)
+
+    def serve(self, connection: SealedConnection, asker: Asker) -> None:
+        """Answer a connection until it ends. Raises :class:`Fenced` for a worker whose epoch is over."""
+        with self._lock:
+            known = self._epochs.get(asker.session, 0)
+            if not asker.replaying and asker.epoch < known:
+                connection.close()
+                raise Fenced(f"{asker.session} was seen at epoch {known}: its worker of epoch {asker.epoch} joins "
+                             "nothing")
+            if not asker.replaying:
+                self._epochs[asker.session] = asker.epoch
+            older = [one for one in self._clients if one.asker.session == asker.session
+                     and not one.asker.replaying and one.asker.epoch < asker.epoch and not asker.replaying]
+            client = _Client(connection, asker)
+            self._clients.add(client)
+        for one in older:
+            one.close()
+        threading.Thread(target=self._read, args=(client,), name=f"ranks-of-{asker.session}", daemon=True).start()
+
+    def _read(self, client: _Client) -> None:
+        try:
+            while True:
+                kind, body = client.connection.recv()
+                self._take(client, kind, body)
+        except (RgpuError, msgspec.MsgspecError) as error:
+            log.info("a rank link has ended", peer=str(client.asker), reason=str(error))
+        finally:
+            client.close()
+            with self._lock:
+                self._clients.discard(client)
+
+    def _take(self, client: _Client, kind: int, body: memoryview) -> None:
+        """Raises :class:`Corrupt`."""
+        if kind == FLOOR:
+            told = msgspec.msgpack.decode(body, type=Floor)
+            with self._lock:
+                shared = self._shared.get(told.unique)
+            if shared is not None and client.asker.session in shared.members and not client.asker.replaying:
+                self._log.floor(told.unique, client.asker.session, told.number, shared.members)
+            return
+        if kind == REFILL:
+            self._refill(client, msgspec.msgpack.decode(body, type=Refill))
+            return
+        if kind != ASK:
+            raise Corrupt(f"a message of type {kind} on a rank link", reason="message")
+        ask = msgspec.msgpack.decode(body, type=Ask)
+        with self._lock:
+            if len(client.pending) >= MOST_PENDING:
+                raise Corrupt(f"{MOST_PENDING} questions wait on one rank link", reason="questions")
+            client.pending[ask.id] = ask
+        self._answer(client, ask)
+
+    def _refill(self, client: _Client, asked: Refill) -> None:
+        """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
+        with self._lock:
+            shared = self._shared.get(asked.unique)
+        if shared is None or client.asker.session not in shared.members:
+            return
+        for key in self._log.keys(asked.unique):
+            if here := self._log.get(asked.unique, key):
+                for last, piece in in_pieces(encode(here)):
+                    client.tell(KEPT, KEPT_HEAD_LAYOUT.pack(asked.id, *key) + last, piece)
+
+    def _look_at(self, unique: Unique, key: Key) -> None:
+        self._look(lambda ask: (ask.unique, ask.key) == (unique, key))
+
+    def _look(self, which: Callable[[Ask], bool]) -> None:
+        with self._lock:
+            found = [(client, ask) for client in self._clients for ask in list(client.pending.values()) if which(ask)]
+        for client, ask in found:
+            self._answer(client, ask)
+
+    def _answer(self, client: _Client, ask: Ask) -> None:
+        with self._lock:
+            shared = self._shared.get(ask.unique)
+            if shared is None or ask.id not in client.pending:
+                return  # its communicator may still be made here
+            why = "" if client.asker.session in shared.members else \
+                f"session {client.asker.session} has no rank of that communicator"
+            here = self._log.get(ask.unique, ask.key)
+            came = {rank: here[rank] for rank in ask.want if rank in here}
+            if came and not why:  # at once: who waits for the others sees whether these came to the same call
+                for last, piece in in_pieces(encode(came)):
+                    client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
+                ask.want = [rank for rank in ask.want if rank not in came]
+            if ask.own and not why and (all(rank in here for rank in ask.own) or shared.taken(ask.key)):
+                client.tell(HOLDS, ASK_ID_LAYOUT.pack(ask.id))
+                ask.own = []
+            if not ask.want and not ask.own:
+                del client.pending[ask.id]
+                return
+            why = why or self._why_never(ask, shared, here)
+            if why:
+                del client.pending[ask.id]
+                client.tell(NEVER, msgspec.msgpack.encode(Never(ask.id, why)))
+
+    def _why_never(self, ask: Ask, shared: Shared, here: Mapping[int, object]) -> str:
+        if ask.now:
+            return f"ranks {[rank for rank in ask.want if rank not in here]} are not kept here either"
+        if ask.key[0] >= 0 and ask.own:  # a message to a rank here
+            return shared.never(ask.key[1], ask.key)
+        return next((why for rank in ask.want if rank not in here and (why := shared.never(rank, ask.key))), "")

@@ -1,0 +1,297 @@
+"""The asking end of rank links: one connection for each session that this one shares communicators with.
+
+The daemon makes connections (a worker reaches no network): it is told whom this worker needs, and hands a connection
+over, or says that the session is over. What is unanswered is asked again over each new connection.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.messages.ranks import (
+    ASK,
+    ASK_ID_LAYOUT,
+    CONTRIBUTIONS,
+    FLOOR,
+    HOLDS,
+    KEPT,
+    KEPT_HEAD_LAYOUT,
+    NEVER,
+    REFILL,
+    Ask,
+    Floor,
+    Never,
+    Refill,
+)
+from rgpu.migrate.transfer.pieces import Pieces
+from rgpu.server.collectives.contributions import Key, Log, Unique, decode
+from rgpu.server.collectives.exchange import Shared
+from rgpu.server.worker.collectives.questions import Question, Questions
+from rgpu.session.errors import Corrupt, Fenced, LinkError, RgpuError
+
+log = structlog.get_logger(__name__)
+
+FIRST_DIAL, LAST_DIAL = 0.05, 1.0  #: s between two requests for a connection
+#: s after which a session that cannot be reached counts as lost: its own recovery has had its time by then
+PATIENCE = 600.0
+TICK = 0.05
+#: s without an answer after which it is asked whether the one that is linked still owns the session: a worker that was
+#: cut off may not know that it does not
+DOUBT = 5.0
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Asking:
+    """See the module docstring. ``dial(session, epoch)``: asks the daemon for a connection to that session's worker,
+    unless its owner is still that of ``epoch``.
+
+    ``replaying()``: whether this worker only repeats what another one of the session did: then nobody has to have what
+    its ranks brought, since that one saw to it.
+    """
+
+    def __init__(self, session: str, contributions: Log, dial: Callable[[str, int], None],
+                 replaying: Callable[[], bool]) -> None:
+        self._session, self._log, self._dial, self._replaying = session, contributions, dial, replaying
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
+        self._questions = Questions(session, self._holds, self._lost)
+        self._shared: dict[Unique, Shared] = {}
+        self._links: dict[str, SealedConnection] = {}
+        self._epochs: dict[str, int] = {}
+        self._next: dict[str, tuple[float, float]] = {}  #: when one is asked for again, and how much later then
+        self._floors: dict[Unique, int] = {}
+        self._refills: dict[Unique, str] = {}  #: communicators of which the log may lack something, and who is asked
+        self._refilling: list[Unique] = []  #: by the id of the REFILL
+        self._after: list[Callable[[], None]] = []  #: to be called without the lock
+        self._thread: threading.Thread | None = None
+
+    # -- what the device asks --------------------------------------------------------
+    def opened(self, unique: Unique, shared: Shared) -> None:
+        """Note who the ranks of a communicator are."""
+        with self._lock:
+            self._shared[unique] = shared
+            others = [session for session in shared.members if session != self._session]
+            after = [session for session in others if session > self._session]
+            self._refills[unique] = min(after or others)
+            self._begin()
+
+    def ask(self, unique: Unique, key: Key, want: Sequence[int], own: Sequence[int]) -> None:
+        """See :meth:`Exchange.ask`."""
+        with self._lock:
+            members = self._shared[unique].members
+            here = self._log.get(unique, key)
+            takers = {members[key[1]]} if key[0] >= 0 else set(members)
+            takers = takers - {self._session} if own else set()
+            if self._replaying():
+                for session in takers:
+                    self._later(self._shared[unique].held, key, session, own)
+                takers = set()
+            made = self._questions.ask(unique, key, members, [rank for rank in want if rank not in here], own, takers,
+                                       time.monotonic())
+            self._send(made)
+            self._begin()
+        self._call()
+
+    def settle(self, unique: Unique, key: Key) -> None:
+        """See :meth:`Exchange.settle`."""
+        with self._lock:
+            self._questions.settle(unique, key)
+
+    def floor(self, unique: Unique, number: int) -> None:
+        """Tell the others that this session asks for no collective below ``number`` again."""
+        with self._lock:
+            self._floors[unique] = number
+            for session in set(self._shared[unique].members) & set(self._links):
+                self._tell(session, FLOOR, _encode(Floor(unique, number)))
+
+    # -- what the daemon brings --------------------------------------------------------
+    def link(self, session: str, connection: SealedConnection) -> None:
+        """Take a connection to the session's worker. Raises :class:`Fenced` for one of an older epoch."""
+        with self._lock:
+            if connection.epoch < self._epochs.get(session, 0):
+                connection.close()
+                raise Fenced(f"{session} was seen at epoch {self._epochs[session]}: a worker of epoch "
+                             f"{connection.epoch} counts no more")
+            self._epochs[session] = connection.epoch
+            old = self._links.pop(session, None)
+            self._links[session] = connection
+            self._next.pop(session, None)
+            for unique, number in self._floors.items():
+                if session in self._shared[unique].members:
+                    self._tell(session, FLOOR, _encode(Floor(unique, number)))
+            for unique in [unique for unique, asked in self._refills.items() if asked == session]:
+                self._refilling.append(unique)
+                self._tell(session, REFILL, _encode(Refill(len(self._refilling) - 1, unique)))
+                del self._refills[unique]
+            self._send(self._questions.of(session))
+        if old is not None:
+            old.close()
+        threading.Thread(target=self._read, args=(session, connection), name=f"ranks-{session}", daemon=True).start()
+
+    def newer(self, session: str, epoch: int) -> None:
+        """Note that a session is served at that epoch: a link to an older worker of it ends."""
+        with self._lock:
+            self._epochs[session] = max(self._epochs.get(session, 0), epoch)
+            old = self._links.get(session)
+        if old is not None and old.epoch < epoch:
+            old.close()
+
+    def owned(self) -> None:
+        """This worker owns its session from now on: links that it asked over before said that it does not."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+
+    def gone(self, session: str, why: str) -> None:
+        """A session is over: what it brought is asked of others, and what they lack is lost."""
+        with self._lock:
+            if session not in self._questions.gone:
+                log.info("a session with ranks of a communicator is over", peer=session, reason=why)
+            self._refills = {unique: asked for unique, asked in self._refills.items() if asked != session}
+            self._send(self._questions.is_gone(session, why))
+        self._call()
+
+    def describe(self) -> dict[str, Any]:
+        """Return which sessions are linked, which were asked something and are not, and which are over."""
+        with self._lock:
+            return {"linked": sorted(self._links), "gone": dict(self._questions.gone),
+                    "unreached": sorted({q.session for q in self._questions.open.values()} - set(self._links))}
+
+    # -- links ------------------------------------------------------------------------
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ranks-dial", daemon=True)
+            self._thread.start()
+        self._work.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._unreached():
+                    if not self._questions.open:
+                        self._work.wait()
+                    elif self._questions.late(self._links, time.monotonic() - DOUBT):
+                        break
+                    else:
+                        self._work.wait(DOUBT / 2)
+                now, wanted = time.monotonic(), []
+                for session in self._unreached():
+                    due, wait = self._next.get(session, (0.0, FIRST_DIAL))
+                    if now >= due:
+                        wanted.append((session, 0))
+                        self._next[session] = now + wait, min(2 * wait, LAST_DIAL)
+                for session in {one.session for one in self._questions.late(self._links, now - DOUBT)}:
+                    if now >= self._next.get(session, (0.0, DOUBT))[0]:
+                        wanted.append((session, self._links[session].epoch))
+                        self._next[session] = now + DOUBT, FIRST_DIAL
+                for question in self._questions.late(self._unreached(), now - PATIENCE):
+                    self._send(self._questions.is_gone(question.session,
+                                                       f"its worker was not reached for {PATIENCE:.0f} s"))
+            self._call()
+            for session, epoch in wanted:
+                self._dial(session, epoch)
+            time.sleep(TICK)
+
+    def _unreached(self) -> set[str]:
+        asked = {question.session for question in self._questions.open.values()} | set(self._refills.values())
+        return asked - set(self._links)
+
+    def _send(self, questions: Sequence[Question]) -> None:
+        for one in questions:
+            if one.session in self._links and one.id in self._questions.open:
+                self._tell(one.session, ASK, _encode(Ask(one.id, one.unique, one.key, list(one.want), list(one.own),
+                                                         one.now)))
+
+    def _tell(self, session: str, kind: int, body: bytes) -> None:
+        try:
+            self._links[session].send(kind, body)
+        except LinkError:  # its reader notices as well, and another connection is asked for
+            pass
+
+    def _read(self, session: str, connection: SealedConnection) -> None:
+        pieces: dict[int, Pieces] = {}
+        why = "it ended"
+        try:
+            while True:
+                kind, body = connection.recv()
+                self._take(kind, body, pieces)
+                self._call()
+        except (RgpuError, msgspec.MsgspecError) as error:
+            why = str(error)
+        finally:
+            connection.close()
+            with self._lock:
+                if self._links.get(session) is connection:
+                    del self._links[session]
+                    self._begin()
+            log.info("a rank link has ended", peer=session, reason=why)
+
+    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces]) -> None:
+        """Raises :class:`Corrupt`."""
+        if kind == NEVER:
+            said = msgspec.msgpack.decode(body, type=Never)
+            with self._lock:
+                self._send(self._questions.never(said.id, said.why))
+            return
+        if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
+            self._take_kept(body, pieces)
+            return
+        if kind not in (CONTRIBUTIONS, HOLDS) or len(body) < ASK_ID_LAYOUT.size:
+            raise Corrupt(f"a message of type {kind} with {len(body)} bytes on a rank link", reason="message")
+        (number,) = ASK_ID_LAYOUT.unpack_from(body)
+        if kind == HOLDS:
+            with self._lock:
+                self._questions.holds(number)
+            return
+        whole = pieces.setdefault(number, Pieces("contributions")).take(body[ASK_ID_LAYOUT.size:])
+        if whole is None:
+            return
+        del pieces[number]
+        with self._lock:
+            question = self._questions.open.get(number)
+        if question is None:
+            return
+        came = decode(whole)
+        if not set(came) <= set(question.want):
+            raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
+        with self._lock:
+            self._questions.came(number, came)
+        self._log.put(question.unique, question.key, came)
+
+    def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
+        """Raises :class:`Corrupt`."""
+        number, sender, receiver, which = KEPT_HEAD_LAYOUT.unpack_from(body)
+        whole = pieces.setdefault(-1, Pieces("kept contributions")).take(body[KEPT_HEAD_LAYOUT.size:])
+        with self._lock:
+            if number >= len(self._refilling):
+                raise Corrupt(f"KEPT answers REFILL {number}, which was not asked", reason="id")
+            unique = self._refilling[number]
+        if whole is not None:
+            self._log.put(unique, (sender, receiver, which), decode(whole))
+
+    # -- what questions decide, told without the lock ------------------------------------
+    def _holds(self, question: Question) -> None:
+        self._later(self._shared[question.unique].held, question.key, question.session, question.own)
+
+    def _lost(self, question: Question, why: str) -> None:
+        ranks = question.want or question.own if question.key[0] < 0 else question.key[:2]
+        names = ", ".join(f"{rank} ({question.members[rank]})" for rank in ranks)
+        self._later(self._shared[question.unique].lost, question.key, f"rank {names} brings nothing to it: {why}")
+
+    def _later(self, what: Callable[..., None], *args: Any) -> None:
+        self._after.append(lambda: what(*args))
+
+    def _call(self) -> None:
+        with self._lock:
+            waiting, self._after = self._after, []
+        for one in waiting:
+            one()

@@ -1,0 +1,87 @@
+"""A worker's rank links: the device's way to ranks in other sessions, and theirs to this one's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rgpu.link.data.frames import SealedConnection, client_preamble
+from rgpu.server.collectives.contributions import Key, Log, Unique
+from rgpu.server.collectives.exchange import Shared
+from rgpu.server.worker.collectives.answering import Answering, Asker
+from rgpu.server.worker.collectives.asking import Asking
+
+
+class Ranks:
+    """Does what :class:`rgpu.server.collectives.exchange.Exchange` promises. ``dial``, ``replaying``: as for
+    :class:`.asking.Asking`."""
+
+    def __init__(self, session: str, dial: Callable[[str, int], None], replaying: Callable[[], bool]) -> None:
+        self.session, self.log = session, Log()
+        self._asking = Asking(session, self.log, dial, replaying)
+        self._answering = Answering(self.log)
+        self._uniques: dict[Unique, Shared] = {}
+
+    # -- the device -------------------------------------------------------------
+    def opened(self, unique: Unique, shared: Shared) -> None:
+        """See :meth:`Exchange.opened`."""
+        self._uniques[unique] = shared
+        self._asking.opened(unique, shared)
+        self._answering.opened(unique, shared)
+
+    def changed(self, unique: Unique) -> None:
+        """See :meth:`Exchange.changed`."""
+        self._answering.changed(unique)
+
+    def ask(self, unique: Unique, key: Key, want: Sequence[int], own: Sequence[int]) -> None:
+        """See :meth:`Exchange.ask`."""
+        self._asking.ask(unique, key, want, own)
+
+    def settle(self, unique: Unique, key: Key) -> None:
+        """See :meth:`Exchange.settle`."""
+        self._asking.settle(unique, key)
+
+    # -- the daemon -------------------------------------------------------------
+    def link(self, fd: int, peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
+        """Ask over this socket, which leads to the port of the node that holds ``peer`` at ``epoch`` by the record.
+
+        Raises what the node refuses with, :class:`Fenced`, :class:`LinkError`.
+        """
+        sock = socket.socket(fileno=fd)
+        try:
+            connection = client_preamble(sock, "ranks", ticket, secret, peer)
+        except BaseException:
+            sock.close()
+            raise
+        self._asking.link(peer, connection)
+
+    def gone(self, peer: str, why: str) -> None:
+        """Note that a session is over."""
+        self._asking.gone(peer, why)
+
+    def serve(self, connection: SealedConnection, agent: str) -> None:
+        """Answer another worker. Raises :class:`Fenced`, :class:`Corrupt`."""
+        try:
+            asker = Asker.read(agent)
+        except BaseException:
+            connection.close()
+            raise
+        self._answering.serve(connection, asker)
+        if not asker.replaying:
+            self._asking.newer(asker.session, asker.epoch)
+
+    def owned(self) -> None:
+        """Note that this worker owns its session from now on."""
+        self._asking.owned()
+
+    def passed(self, position: int) -> None:
+        """Note that the session never begins again ahead of this position of its journal."""
+        for unique, shared in list(self._uniques.items()):
+            if number := self.log.passed(unique, position):
+                self._asking.floor(unique, number)
+                self.log.floor(unique, self.session, number, shared.members)
+
+    def describe(self) -> dict[str, Any]:
+        """Return {linked, unreached, gone, kept_bytes}."""
+        return {**self._asking.describe(), "kept_bytes": self.log.bytes}

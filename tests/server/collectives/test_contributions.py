@@ -1,0 +1,56 @@
+"""What is kept of collectives, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from rgpu.server.collectives.contributions import Contribution, Log, decode, encode
+from rgpu.session.errors import Corrupt
+from rgpu.session.objects.collectives import DataType, Kind, Reduction
+
+UNIQUE = b"u"
+
+
+def brought(size: int = 8, kind: Kind = Kind.ALL_REDUCE) -> Contribution:
+    return Contribution(kind, DataType.FLOAT32, Reduction.SUM, -1, size // 4, b"", bytes(size))
+
+
+def test_what_came_first_stays_and_listeners_hear_of_each() -> None:
+    log, heard = Log(), []
+    log.listen(lambda unique, key: heard.append((unique, key)))
+    first = brought()
+    log.put(UNIQUE, (-1, -1, 0), {0: first})
+    log.put(UNIQUE, (-1, -1, 0), {0: brought(16), 1: brought()})
+    assert log.get(UNIQUE, (-1, -1, 0)) == {0: first, 1: brought()} and log.bytes == 16
+    assert heard == [(UNIQUE, (-1, -1, 0))] * 2
+    assert log.get(b"other", (-1, -1, 0)) == {}
+
+
+def test_what_every_session_is_past_is_not_kept() -> None:
+    log = Log()
+    for number in range(5):
+        log.put(UNIQUE, (-1, -1, number), {0: brought()}, seq=10 * number + 1)
+    log.put(UNIQUE, (0, 1, 0), {0: brought(kind=Kind.SEND)})
+    assert log.passed(UNIQUE, 20) == 2 and log.passed(UNIQUE, 0) == 0
+    log.floor(UNIQUE, "a", 3, ("a", "b"))
+    assert len(log.keys(UNIQUE)) == 6, "b may still ask"
+    log.floor(UNIQUE, "b", 2, ("a", "b"))
+    log.floor(UNIQUE, "b", 1, ("a", "b"))
+    assert log.keys(UNIQUE) == [(-1, -1, 2), (-1, -1, 3), (-1, -1, 4), (0, 1, 0)], "a floor never goes back"
+
+
+def test_without_room_the_oldest_goes_first_and_the_newest_stays() -> None:
+    log = Log(most=20)
+    for number in range(4):
+        log.put(UNIQUE, (-1, -1, number), {0: brought()})
+    assert log.keys(UNIQUE) == [(-1, -1, 2), (-1, -1, 3)] and log.bytes == 16
+    log.put(UNIQUE, (-1, -1, 4), {0: brought(64)})
+    assert log.keys(UNIQUE) == [(-1, -1, 4)]
+
+
+def test_contributions_from_outside() -> None:
+    good = encode({1: brought(), 0: brought(16)})
+    assert decode(good) == {0: brought(16), 1: brought()} and decode(encode({})) == {}
+    for data in (good[:-1], b"", b"\xc0", encode({1 << 20: brought()}), good.replace(b"\xff", b"\xa0")):
+        with pytest.raises(Corrupt):
+            decode(data)
