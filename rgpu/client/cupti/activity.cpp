@@ -50,13 +50,14 @@ std::uint32_t kinds(const State& s) {
   add(kMemcpy, Kind::copy);
   add(kMemset, Kind::memset);
   add(kDriver, Kind::driver);
+  add(kRuntime, Kind::runtime);
   add(kSynchronization, Kind::synchronisation);
   add(kExternalCorrelation, Kind::external);
   return wanted;
 }
 
-// Kinds of which there may be records; of a runtime's functions there are none, and no overhead is told apart: they are
-// accepted so that a profiler that asks for all that it knows goes on.
+// Kinds of which there may be records; no overhead is told apart: such kinds are accepted so that a profiler that asks
+// for all that it knows goes on.
 bool known(std::uint32_t kind) {
   return record_size(kind) != 0 || kind == kOverhead || kind == kMemcpy2 || kind == kCudaEvent;
 }
@@ -134,9 +135,10 @@ void write(std::vector<std::uint8_t>& to, const profile::Entry& e, bool concurre
       put(to, r);
       break;
     }
-    case profile::Kind::driver: {
+    case profile::Kind::driver:
+    case profile::Kind::runtime: {
       static const auto process = static_cast<std::uint32_t>(::getpid());
-      put(to, ApiRecord{kDriver, e.cbid, start, end, process, e.thread, e.correlation, e.result});
+      put(to, ApiRecord{e.kind == profile::Kind::driver ? kDriver : kRuntime, e.cbid, start, end, process, e.thread, e.correlation, e.result});
       break;
     }
     case profile::Kind::synchronisation:
@@ -311,4 +313,4 @@ CUPTI_API cuptiActivityEnableLaunchAttributes(std::uint8_t on) { return on ? fai
 CUPTI_API cuptiActivityEnableHWTrace(std::uint8_t on) { return on ? failed(kNotSupported) : 0; }
 CUPTI_API cuptiActivityEnableAllSyncRecords(std::uint8_t) { return kSuccess; }
 CUPTI_API cuptiActivityEnableDriverApi(std::uint32_t, std::uint8_t) { return enable(kDriver, true); }
-CUPTI_API cuptiActivityEnableRuntimeApi(std::uint32_t, std::uint8_t) { return kSuccess; }
+CUPTI_API cuptiActivityEnableRuntimeApi(std::uint32_t, std::uint8_t) { return enable(kRuntime, true); }

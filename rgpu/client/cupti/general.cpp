@@ -17,14 +17,14 @@ namespace {
 thread_local int last_error = kSuccess;
 
 constexpr unsigned kDomains = 7, kCallbacks = 2048;
-constexpr std::uint32_t kDriverDomain = 1;
+constexpr std::uint32_t kDriverDomain = 1, kRuntimeDomain = 2;
 
 // CUpti_CallbackData.
 struct CallbackData {
   std::uint32_t site;
   const char* name;
   const void* parameters;
-  void* result;
+  const void* result;
   const char* symbol;
   void* context;
   std::uint32_t context_id;
@@ -49,15 +49,20 @@ Subscriber& subscriber() {
 void happened(const profile::ApiEvent& event) {
   Subscriber& s = subscriber();
   const Callback function = s.function.load();
-  if (function == nullptr || event.cbid >= kCallbacks || !s.wanted[kDriverDomain][event.cbid]) return;
+  const auto domain = static_cast<std::uint32_t>(event.domain);
+  if (function == nullptr || event.cbid >= kCallbacks || !s.wanted[domain][event.cbid]) return;
   CallbackData data{event.site, event.name, event.parameters, event.result, event.kernel, event.current, event.context,
                     event.data, event.correlation};
-  function(s.user, kDriverDomain, event.cbid, &data);
+  function(s.user, domain, event.cbid, &data);
 }
 
 void update(Subscriber& s) {
-  if (const profile::Table* table = driver())
-    table->callback(s.function.load() && s.wanted[kDriverDomain].any() ? happened : nullptr);
+  const profile::Table* table = driver();
+  if (table == nullptr) return;
+  std::uint32_t domains = 0;
+  for (const auto domain : {profile::Domain::driver, profile::Domain::runtime})
+    if (s.function.load() && s.wanted[static_cast<std::uint32_t>(domain)].any()) domains |= profile::bit(domain);
+  table->callback(domains ? happened : nullptr, domains);
 }
 
 constexpr const char* kResults[] = {
@@ -215,7 +220,7 @@ CUPTI_API cuptiUnsubscribe(void* handle) {
   return kSuccess;
 }
 
-// Of the driver's functions alone callbacks come; other domains are accepted, and nothing happens in them.
+// Callbacks come of the driver's and the runtime's functions; other domains are accepted, and nothing happens in them.
 CUPTI_API cuptiEnableCallback(std::uint32_t on, void* handle, std::uint32_t domain, std::uint32_t cbid) {
   Subscriber& s = subscriber();
   if (handle != &s || domain == 0 || domain >= kDomains || cbid >= kCallbacks) return failed(kInvalidParameter);
@@ -247,8 +252,18 @@ CUPTI_API cuptiGetCallbackState(std::uint32_t* on, void* handle, std::uint32_t d
   return kSuccess;
 }
 CUPTI_API cuptiSupportedDomains(std::size_t* count, const std::uint32_t** domains) {
-  static constexpr std::uint32_t kSupported[] = {kDriverDomain};
+  static constexpr std::uint32_t kSupported[] = {kDriverDomain, kRuntimeDomain};
   if (count == nullptr || domains == nullptr) return failed(kInvalidParameter);
-  *count = 1, *domains = kSupported;
+  *count = std::size(kSupported), *domains = kSupported;
+  return kSuccess;
+}
+
+CUPTI_API cuptiGetCallbackName(std::uint32_t domain, std::uint32_t cbid, const char** name) {
+  if (name == nullptr || (domain != kDriverDomain && domain != kRuntimeDomain)) return failed(kInvalidParameter);
+  if (cbid >= (domain == kDriverDomain ? driver_name_count : runtime_name_count)) return failed(kInvalidParameter);
+  const char* at = domain == kDriverDomain ? driver_names : runtime_names;
+  while (cbid--) at += std::strlen(at) + 1;
+  if (*at == 0) return failed(kInvalidParameter);
+  *name = at;
   return kSuccess;
 }

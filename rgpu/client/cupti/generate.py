@@ -1,4 +1,7 @@
-"""Makes what follows from the list of CUPTI's functions (symbols.txt: what libcupti 12.4 to 13.5 export).
+"""Makes what follows from the lists of CUPTI's functions and of those that it tells of.
+
+symbols.txt: what libcupti 12.4 to 13.5 export. callbacks.txt: domain, number and name of each function of the driver
+and the runtime, from cupti_driver_cbid.h and cupti_runtime_cbid.h of CUPTI 12.4 to 13.5.
 
     python -m rgpu.client.cupti.generate           writes it
     python -m rgpu.client.cupti.generate --check   exit status 1 if something differs
@@ -37,6 +40,22 @@ def refusals() -> str:
             "  CUPTI_API name() { return rgpu::cupti::failed(rgpu::cupti::kNotSupported); }\n\n" + rows)
 
 
+def callback_names() -> str:
+    """callback_names.cpp: the names of each domain in one string, by number; a number without a name has none there.
+
+    One string instead of an array of pointers, which the loader would have to relocate in each program.
+    """
+    named = {(domain, int(number)): name for domain, number, name in
+             (line.split() for line in (_HERE / "callbacks.txt").read_text().splitlines())}
+    parts = [BANNER, '#include "cupti.hpp"\n\n']
+    for domain in ("driver", "runtime"):
+        last = max(number for where, number in named if where == domain)
+        rows = "".join(f'    "{named.get((domain, number), "")}\\0"\n' for number in range(last + 1))
+        parts.append(f"const char rgpu::cupti::{domain}_names[] =\n{rows[:-1]};\n"
+                     f"const unsigned rgpu::cupti::{domain}_name_count = {last + 1};\n")
+    return "".join(parts)
+
+
 def version_script(major: int) -> Callable[[], str]:
     """libcupti.so.MAJOR's names: linked programs ask for them in the version that NVIDIA's library gives them."""
     def script() -> str:
@@ -47,7 +66,8 @@ def version_script(major: int) -> Callable[[], str]:
 
 #: path from the checkout's root → what makes its text
 OUTPUTS: dict[str, Callable[[], str]] = {
-    f"{_WHERE}/refused.cpp": refusals, f"{_WHERE}/symbols_12.map": version_script(12),
+    f"{_WHERE}/refused.cpp": refusals, f"{_WHERE}/callback_names.cpp": callback_names,
+    f"{_WHERE}/symbols_12.map": version_script(12),
     f"{_WHERE}/symbols_13.map": version_script(13)}
 
 

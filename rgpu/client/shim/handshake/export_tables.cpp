@@ -24,6 +24,7 @@
 #include "handshake_md2.hpp"
 #include "module.hpp"
 #include "profile.hpp"
+#include "runtime_functions.hpp"
 
 namespace rgpu {
 namespace {
@@ -37,10 +38,9 @@ constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOO
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions"};
 
-// Called by libraries that go on without them, at full speed (docs/developers/shim.md): hooks 1, 3 and 4, by which a
-// runtime tells tools of its functions (no tool is there to be told), by cuSOLVER, cuSPARSE and PyTorch; cuBLASLt's 4
-// (which group each multiprocessor belongs to) by its GEMM on Hopper.
-constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kHooks, 1}, {kHooks, 3}, {kHooks, 4}, {kCublasLt, 4}};
+// Called by a library that goes on without it, at full speed (docs/developers/shim.md): cuBLASLt's 4 (which group each
+// multiprocessor belongs to) by its GEMM on Hopper.
+constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kCublasLt, 4}};
 
 // RGPU_SHIM_LOG=1 shows what a slot with little known about it is called with: six words, of which it may use fewer.
 template <typename... Arguments>
@@ -112,13 +112,20 @@ CUresult load_compilers() { return CUDA_SUCCESS; }  // they are the worker's
 
 // ---------------------------------------------------------------- small tables
 
-// Zeroed buffers for tools that are not there.
-template <std::size_t Size>
-CUresult hooks_buffer(void** buffer, std::size_t* size) {
-    static std::array<std::uint8_t, Size> bytes{};
-    if (buffer == nullptr || size == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *buffer = bytes.data();
-    *size = bytes.size();
+// The flags by which a tool asks to be told of a runtime's functions: one word for each.
+CUresult runtime_flags(std::uint32_t** flags, std::size_t* count) {
+    if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = profile::runtime_flags();
+    *count = profile::kRuntimeFunctions;
+    return CUDA_SUCCESS;
+}
+
+// The same for whole domains, which no tool here asks for.
+CUresult domain_flags(std::uint32_t** flags, std::size_t* count) {
+    static std::array<std::uint32_t, 14> words{};
+    if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = words.data();
+    *count = words.size();
     return CUDA_SUCCESS;
 }
 
@@ -198,8 +205,11 @@ Words cudart_table() {
 }
 
 Words hooks_table() {
-    static const auto words =
-        make<kHooks, 7>({{2, address_of(&hooks_buffer<1024>)}, {6, address_of(&hooks_buffer<14>)}});
+    static const auto words = make<kHooks, 7>({{1, address_of(&profile::runtime_function)},
+                                               {2, address_of(&runtime_flags)},
+                                               {3, address_of(&profile::runtime_stream_id)},
+                                               {4, address_of(&profile::runtime_context_id)},
+                                               {6, address_of(&domain_flags)}});
     return words.data();
 }
 

@@ -109,9 +109,9 @@ CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
     if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
     if (CUresult r = capture_work(stream, HostWork{fn, userData}, taken); r || taken) return api_.leave(r);
   }
-  return enqueue(hStream, [=](CUresult status) {
+  return api_.leave(enqueue(hStream, [=](CUresult status) {
     if (!status) fn(userData);  // not run after an error, as on a driver
-  });
+  }));
 }
 
 CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {

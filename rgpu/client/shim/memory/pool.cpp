@@ -183,8 +183,8 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     bool taken = false;
     if (CUresult r = capture_free(stream, dptr, taken); r || taken) return api_.leave(r);
   }
-  if (free_graph_memory(dptr)) return CUDA_SUCCESS;
-  if (!hide_device(dptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
+  if (!hide_device(dptr)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   Pools& p = pools();
   {
     // The legacy stream waits for blocking ones: there, everything published so far counts.
@@ -197,7 +197,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
       p.deferred.push_back({dptr, kEveryStream, idle_on(device) ? 0 : published(), device});
   }
   free_deferred();
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {

@@ -270,7 +270,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* j
     LibraryOptions how;
     if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return api_.leave(r);
     if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return api_.leave(r);
-    return load(library, code, {}, std::move(jit), how);
+    return api_.leave(load(library, code, {}, std::move(jit), how));
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option* jitOptions,

@@ -1,4 +1,4 @@
-// Recording what a profiler is told: the entries, the clocks, driver functions (profile.hpp).
+// Recording what a profiler is told: the entries, the clocks, the device's work (profile.hpp).
 #include "profile.hpp"
 
 #include <unistd.h>
@@ -19,19 +19,21 @@
 
 #include "context.hpp"
 #include "module.hpp"
+#include "recording.hpp"
+#include "runtime_functions.hpp"
 #include "session.hpp"
 
 namespace rgpu::profile {
 
 std::atomic<std::uint32_t> recorded{0};
 std::atomic<bool> active{false};
+std::atomic<void (*)(const ApiEvent&)> called_back{nullptr};
 
 namespace {
 
 constexpr std::size_t kMost = 1u << 22;    // entries kept; further ones are dropped and counted
 constexpr auto kPatience = std::chrono::seconds(30);  // for times of work that is complete
 constexpr std::uint32_t kNullStream = 7;   // CUPTI's number of a context's legacy stream
-constexpr unsigned kExternalKinds = 8;     // CUpti_ExternalCorrelationKind
 
 // The head and one span of what the worker answers: rgpu/session/objects/spans.py.
 struct Head {
@@ -85,19 +87,6 @@ State& state() {
 
 std::atomic<bool> waiting{false};  // State::pending has something
 std::atomic<std::uint32_t> next_correlation{1};
-std::atomic<void (*)(const ApiEvent&)> called_back{nullptr};
-
-struct Thread {
-  unsigned depth = 0;             // of driver functions
-  std::uint32_t correlation = 0;  // of the outermost
-  const Function* launching = nullptr;
-  std::array<std::vector<std::uint64_t>, kExternalKinds> external;
-};
-
-Thread& thread() {
-  thread_local Thread t;
-  return t;
-}
 
 std::int64_t monotonic() {
   timespec t{};
@@ -105,39 +94,9 @@ std::int64_t monotonic() {
   return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
 }
 
-bool records(Kind kind) { return recorded.load(std::memory_order_relaxed) & bit(kind); }
-
 void keep(State& s, const Raw& raw) {  // lock held
   if (s.entries.size() < kMost) s.entries.push_back(raw);
   else ++s.dropped;
-}
-
-void place(Entry& entry) {
-  const Context* context = top_context();
-  if (context == nullptr) return;
-  entry.context = static_cast<std::uint32_t>(context->unique_id);
-  entry.device = static_cast<std::uint32_t>(context->device);
-}
-
-std::uint32_t stream_id(std::uint64_t number) {
-  return number < wire::kFirstHandle ? kNullStream : static_cast<std::uint32_t>(number);
-}
-
-// One entry for each kind of outer id that the thread is in.
-void note_external(std::uint32_t correlation) {
-  if (!records(Kind::external)) return;
-  Thread& t = thread();
-  State& s = state();
-  for (unsigned kind = 0; kind < kExternalKinds; ++kind) {
-    if (t.external[kind].empty()) continue;
-    Raw raw;
-    raw.entry.kind = Kind::external;
-    raw.entry.correlation = correlation;
-    raw.entry.external_kind = kind;
-    raw.entry.external = t.external[kind].back();
-    std::lock_guard guard(s.lock);
-    keep(s, raw);
-  }
 }
 
 void describe(Entry& entry, const Function& function) {  // lock held
@@ -269,6 +228,50 @@ void bring_over(const State& s, Raw& raw) {  // lock held
 
 }  // namespace
 
+Thread& thread() {
+  thread_local Thread t;
+  return t;
+}
+
+void keep(const Entry& entry) {
+  State& s = state();
+  std::lock_guard guard(s.lock);
+  keep(s, Raw{entry});
+}
+
+const char* lasting(const std::string& name) {
+  State& s = state();
+  std::lock_guard guard(s.lock);
+  return s.names.insert(name).first->c_str();
+}
+
+void place(Entry& entry) {
+  const Context* context = top_context();
+  if (context == nullptr) return;
+  entry.context = static_cast<std::uint32_t>(context->unique_id);
+  entry.device = static_cast<std::uint32_t>(context->device);
+}
+
+std::uint32_t stream_id(std::uint64_t number) {
+  return number < wire::kFirstHandle ? kNullStream : static_cast<std::uint32_t>(number);
+}
+
+std::uint32_t new_correlation() { return next_correlation.fetch_add(1); }
+
+void note_external(std::uint32_t correlation) {
+  if (!records(Kind::external)) return;
+  const Thread& t = thread();
+  for (unsigned kind = 0; kind < kExternalKinds; ++kind) {
+    if (t.external[kind].empty()) continue;
+    Entry entry;
+    entry.kind = Kind::external;
+    entry.correlation = correlation;
+    entry.external_kind = kind;
+    entry.external = t.external[kind].back();
+    keep(entry);
+  }
+}
+
 std::uint64_t now() {
   static const std::int64_t offset = [] {
     timespec t{};
@@ -308,8 +311,9 @@ void published(std::uint64_t seq, const CallView& call, std::uint64_t payload) {
   made.entry.stream = stream_id(made.stream);
   place(made.entry);
   const Thread& t = thread();
-  made.entry.correlation = t.depth ? t.correlation : next_correlation.fetch_add(1);
-  if (!t.depth) note_external(made.entry.correlation);
+  const bool within = t.depth || t.runtime;  // a function that is told of
+  made.entry.correlation = within ? t.correlation : new_correlation();
+  if (!within) note_external(made.entry.correlation);
   State& s = state();
   std::lock_guard guard(s.lock);
   if (t.launching != nullptr) describe(made.entry, *t.launching);
@@ -360,76 +364,17 @@ void answered(const Answer& answer) {
 
 void Launching::set(const Function* function) { thread().launching = function; }
 
-// ---------------------------------------------------------------- driver functions
-
-namespace {
-
-// The name of the kernel that a function with these arguments launches; nullptr for any other function.
-const char* kernel_of(const char* name, const void* parameters) {
-  if (std::strncmp(name, "cuLaunchKernel", 14) != 0 && std::strcmp(name, "cuLaunchCooperativeKernel") != 0) return nullptr;
-  const auto* words = static_cast<void* const*>(parameters);
-  const Function* function = find(static_cast<CUfunction>(words[std::strcmp(name, "cuLaunchKernelEx") == 0]));
-  if (function == nullptr) return nullptr;
-  State& s = state();
-  std::lock_guard guard(s.lock);
-  return s.names.insert(function->name).first->c_str();
-}
-
-}  // namespace
-
-void Api::call_back(std::uint32_t site) {
-  auto* function = called_back.load();
-  if (function == nullptr) return;
-  const Context* current = top_context();
-  const ApiEvent event{site, cbid_, correlation_, current ? static_cast<std::uint32_t>(current->unique_id) : 0, name_,
-                       parameters_, site ? &result_ : nullptr, current ? current->handle : nullptr, &data_,
-                       kernel_of(name_, parameters_)};
-  function(event);
-}
-
-void Api::begin(std::uint32_t cbid, const char* name, const void* parameters) {
-  Thread& t = thread();
-  begun_ = true;
-  if (t.depth++) return;  // the driver's own call of a function
-  cbid_ = cbid, name_ = name, parameters_ = parameters;
-  correlation_ = t.correlation = next_correlation.fetch_add(1);
-  note_external(correlation_);
-  if (called_back.load()) call_back(0);
-  start_ = now();
-}
-
-void Api::end() {
-  Thread& t = thread();
-  if (--t.depth) return;
-  const std::uint64_t end = now();
-  Raw raw;
-  Entry& e = raw.entry;
-  place(e);
-  if (called_back.load()) call_back(1);
-  e.correlation = correlation_;
-  e.start = start_, e.end = end;
-  e.result = static_cast<std::uint32_t>(result_);
-  e.thread = static_cast<std::uint32_t>(::gettid());
-  e.cbid = cbid_;
-  State& s = state();
-  if (records(e.kind = Kind::driver)) {
-    std::lock_guard guard(s.lock);
-    keep(s, raw);
-  }
-  if (!waits_ || !records(Kind::synchronisation)) return;
-  e.kind = Kind::synchronisation;
-  e.cbid = waits_;
-  StreamRef stream;
-  if (waits_ == 3 || waits_ == 2) e.stream = resolve_stream(stream_, stream) ? 0 : stream_id(stream.number);
-  std::lock_guard guard(s.lock);
-  keep(s, raw);
-}
-
 // ---------------------------------------------------------------- the table
 
 namespace {
 
-void update() { active = recorded.load() || called_back.load() != nullptr; }
+std::atomic<std::uint32_t> domains{0};  // in which the tool is called back
+
+void update() {
+  const bool called = called_back.load() != nullptr;
+  active = recorded.load() || called;
+  tell_runtime(records(Kind::runtime) || (called && domains.load() & bit(Domain::runtime)));
+}
 
 void enable(std::uint32_t kinds) {
   start_callbacks();
@@ -481,7 +426,8 @@ bool pop(std::uint32_t kind, std::uint64_t* id) {
   return true;
 }
 
-void callback(void (*function)(const ApiEvent&)) {
+void callback(void (*function)(const ApiEvent&), std::uint32_t in) {
+  domains = in;
   called_back = function;
   update();
 }

@@ -1,5 +1,5 @@
-// What a profiler in the program is told (docs/developers/links/profiling.md): driver calls by this side's clock, device work by
-// the worker's, brought over. Costs one look at `active` where no profiler is.
+// What a profiler in the program is told (docs/developers/links/profiling.md): driver calls by this side's clock, device
+// work by the worker's, brought over. Costs one look at `active` where no profiler is.
 #pragma once
 
 #include <atomic>

@@ -126,11 +126,11 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
     call.flags = Flags;
     return CUDA_SUCCESS;
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   void* handle = enroll(std::move(made));
-  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!handle) return api_.leave(CUDA_ERROR_OUT_OF_MEMORY);
   *phEvent = static_cast<CUevent>(handle);
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuEventDestroy_v2(CUevent hEvent) {
@@ -189,10 +189,10 @@ CUresult cuEventSynchronize(CUevent hEvent) {
       stream = event->stream;
     }
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   std::lock_guard guard(event->lock);  // only now, as in tell()
   event->seen = std::max(event->seen, record);
-  return require();
+  return api_.leave(require());
 }
 
 CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {

@@ -163,9 +163,9 @@ CUresult cuStreamSynchronize(CUstream hStream) {
     learned(stream.number, seq);
     for (const StreamMark& mark : marks) learned(mark.stream, mark.seq);
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   for (const StreamMark& mark : marks) raise(seen_of(mark), mark.stream == stream.number ? waited : mark.seq);
-  return require();
+  return api_.leave(require());
 }
 
 CUresult cuStreamQuery(CUstream hStream) {
@@ -198,12 +198,12 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   call.flags = Flags;
   Section section;  // held until it is noted: two threads' records keep the journal's order
   std::uint64_t seq = 0;
-  if (CUresult r = section.publish(call, &seq); r) return r;
+  if (CUresult r = section.publish(call, &seq); r) return api_.leave(r);
   note_work(stream, seq);
-  if (!mirrors_in_use()) return CUDA_SUCCESS;
+  if (!mirrors_in_use()) return api_.leave(CUDA_SUCCESS);
   std::lock_guard guard(event->lock);
   waits_for(stream.number, seq, event->stream, event->record);
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
