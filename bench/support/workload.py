@@ -164,7 +164,8 @@ def command_of(side: Side, file: str, words: Sequence[str], session: str,
         command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", session, *side.options, "--", *command]
         base = dict(side.pool.environment)
     paths = [str(WORKLOADS), *filter(None, [base.get("PYTHONPATH")])]  # what workloads of all rooms share
-    return command, {**base, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return command, {**base, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1",
+                     "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def cpu_seconds(pid: int | None) -> float | None:

@@ -195,10 +195,11 @@ class Device(Protocol):
         """Every array gets what its memory holds: pages were written. Only while drained; the inverse is part of
         :meth:`drain`."""
 
-    def reserve_handles(self, context: int, reserved: bool) -> None:
+    def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
         """Keep the handles of textures that the program may know from other use, until they were made again.
 
-        Called before an array or a texture is made: True in a recovery or a replay. Raises :class:`DeviceError`.
+        Called before an array or a texture is made: True in a recovery or a replay, None in a move, which has all
+        objects in their order. ``owner``: counts who had the session. Raises :class:`DeviceError`.
         """
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,

@@ -45,13 +45,13 @@ def ok(result: int) -> None:
 
 def condition(graph) -> int:  # noqa: ANN001
     made = U64()
-    ok(cu.cuGraphConditionalHandleCreate(ctypes.byref(made), PTR(int(graph)), None, 0, 0))
+    ok(cu.cuGraphConditionalHandleCreate(ctypes.byref(made), PTR(int(graph)), context, 0, 0))
     return made.value
 
 
 def conditional(graph, handle, kind, size, before=()):  # noqa: ANN001, ANN201
     """The node, and the graphs of its bodies."""
-    parameters = Conditional(type=CONDITIONAL, handle=handle, kind=kind, size=size)
+    parameters = Conditional(type=CONDITIONAL, handle=handle, kind=kind, size=size, context=context)
     node, nodes = PTR(), (PTR * max(1, len(before)))(*(int(other) for other in before))
     ok(cu.cuGraphAddNode_v2(ctypes.byref(node), PTR(int(graph)), nodes, None, SIZE(len(before)),
                             ctypes.byref(parameters)))
@@ -100,6 +100,7 @@ def expected(total: int, left: int) -> int:
     return total
 
 
+context = PTR(int(check(driver.cuCtxGetCurrent())))
 left, total = (int(check(driver.cuMemAlloc(4))) for _ in range(2))
 check(driver.cuMemsetD32(total, 1, 1))
 check(driver.cuCtxSynchronize())  # the streams below do not wait for the memset

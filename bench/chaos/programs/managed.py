@@ -1,5 +1,7 @@
 """Managed memory that kernels and the CPU write in turn: two streams, one of which has memory of its own; system calls.
 
+Before it touches the memory it waits, as a device with concurrent access (a native run's) wants it.
+
 usage: managed.py STEPS SECONDS
 """
 
@@ -45,12 +47,13 @@ for number in steps:
         small = small * np.uint32(5) + np.uint32(number)
     if last_of_burst(number):
         window = slice(number * 617 % (N - 4096), number * 617 % (N - 4096) + 4096)
+        check(driver.cuStreamSynchronize(stream))
+        check(driver.cuStreamSynchronize(other))
         if number % 20 == 9:
-            check(driver.cuStreamSynchronize(stream))
             os.write(writes, memoryview(everyones[window]).cast("B"))  # the device alone has it
             found = np.frombuffer(os.read(reads, 16384), np.uint32)
         else:
-            found = everyones[window].copy()  # nobody waited
+            found = everyones[window].copy()
         assert np.array_equal(found, model[window]), (number, "what the kernels wrote")
         assert np.array_equal(mine, small), (number, "memory of one stream")
         steps.saw(found)

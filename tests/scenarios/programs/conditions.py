@@ -33,6 +33,7 @@ extern "C" __global__ void third(unsigned long long which, unsigned* left) {
 }
 extern "C" __global__ void step(unsigned* sum, unsigned times, unsigned more) { *sum = *sum * times + more; }
 """, "again", "parity", "third", "step")
+context = PTR(int(check(driver.cuCtxGetCurrent())))
 left, total = (int(check(driver.cuMemAlloc(4))) for _ in range(2))
 check(driver.cuMemsetD32(total, 0, 1))
 check(driver.cuCtxSynchronize())  # the streams below do not wait for the memset
@@ -52,13 +53,13 @@ def ok(result: int) -> None:
 
 def condition(graph, value=0, flags=0) -> int:
     made = U64()
-    ok(cu.cuGraphConditionalHandleCreate(ctypes.byref(made), PTR(int(graph)), None, value, flags))
+    ok(cu.cuGraphConditionalHandleCreate(ctypes.byref(made), PTR(int(graph)), context, value, flags))
     return made.value
 
 
 def conditional(graph, handle, kind, size, before=()):
     """The node, and the graphs of its bodies."""
-    parameters = Conditional(type=13, handle=handle, kind=kind, size=size)
+    parameters = Conditional(type=13, handle=handle, kind=kind, size=size, context=context)
     node, nodes = PTR(), (PTR * max(1, len(before)))(*(int(other) for other in before))
     ok(cu.cuGraphAddNode_v2(ctypes.byref(node), PTR(int(graph)), nodes, None, SIZE(len(before)),
                             ctypes.byref(parameters)))

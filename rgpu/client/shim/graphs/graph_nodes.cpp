@@ -235,6 +235,7 @@ CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, C
   if (CUresult r = require(); r) return r;
   if (!pHandle_out || (flags & ~CU_GRAPH_COND_ASSIGN_DEFAULT)) return CUDA_ERROR_INVALID_VALUE;
   Condition made;
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;  // as a driver (580.159): the current one is not taken
   if (CUresult r = context_of(ctx, made.context); r) return r;
   std::lock_guard guard(graph_lock());
   Graph* graph = find(hGraph);

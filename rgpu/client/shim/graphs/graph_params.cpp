@@ -27,6 +27,7 @@ CUresult conditional_work(const CUDA_CONDITIONAL_NODE_PARAMS& params, Conditiona
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   Context* context = nullptr;
+  if (!params.ctx) return CUDA_ERROR_INVALID_CONTEXT;  // as for the handle
   if (CUresult r = context_of(params.ctx, context); r) return r;
   work.condition.handle = params.handle;
   work.type = params.type;

@@ -243,7 +243,7 @@ class CpuDevice:
     def spread_arrays(self) -> None:
         """Nothing is to be done."""
 
-    def reserve_handles(self, context: int, reserved: bool) -> None:
+    def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
         """Nothing is to be done: handles are the session's own."""
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,

@@ -456,8 +456,8 @@ class CudaDevice:
     def spread_arrays(self) -> None:
         self._arrays.spread()
 
-    def reserve_handles(self, context: int, reserved: bool) -> None:
-        self._arrays.reserve_handles(context, reserved)
+    def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
+        self._arrays.reserve_handles(context, reserved, owner)
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:

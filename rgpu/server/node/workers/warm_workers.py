@@ -39,6 +39,8 @@ BUSY_SECONDS = 1.0  #: between two looks at processors that are not idle
 PATIENCE_SECONDS = 15.0  #: after which one that was asked for by number is started on a busy host, too
 STARTS = 4  #: at a time, of all devices
 END_SECONDS = 3.0  #: that one which gives way may take to go
+#: For so long after some gave way none is started beyond a device's first: the session takes the memory meanwhile.
+AWAY_SECONDS = 10.0
 #: After one was taken, where there are no more than :data:`FEW` processors: its session begins and needs them.
 REPLACE_SECONDS = 1.0
 FEW = 4
@@ -73,6 +75,8 @@ class WarmWorkers:
         self._starting: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._begun: dict[str, int] = {}  #: processes that are on their way
+        self._making: dict[str, list[subprocess.Popen[bytes]]] = {}  #: the same, once they exist
+        self._away: dict[str, float] = {}  #: until when none is started beyond the first
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
         self._patience: dict[str, float] = {}  #: seconds that one which is on its way is waited for
         self._stocking: asyncio.Task[None] | None = None
@@ -104,7 +108,8 @@ class WarmWorkers:
         """
         if not device.startswith("cuda"):
             return 0
-        return warm_stock.CONTEXT_MEMORY * max(0, self.ready(device) + self._starting.get(device, 0) - 1)
+        starting = 0 if self._is_away(device) else self._starting.get(device, 0)  # those end before they are ready
+        return warm_stock.CONTEXT_MEMORY * max(0, self.ready(device) + starting - 1)
 
     def pids(self) -> list[int]:
         """Process ids of the workers that are ready."""
@@ -174,17 +179,26 @@ class WarmWorkers:
 
     async def give_way(self, device: str, bytes_wanted: int) -> None:
         """A session needs so much of the device's memory: those beyond the first end, as many as have that."""
-        ending: list[_WarmWorker] = []
+        ending: list[subprocess.Popen[bytes]] = []
         items = self._ready.get(device, [])
+        ending += self._making.get(device, [])[0 if items else 1:]
+        for process in ending:
+            process.kill()
+        bytes_wanted -= len(ending) * warm_stock.CONTEXT_MEMORY
         while bytes_wanted > 0 and len(items) > 1:
             item = items.pop()
             self._unwatch(item)
             self._end(item)
-            ending.append(item)
+            ending.append(item.process)
             bytes_wanted -= warm_stock.CONTEXT_MEMORY
+        self._away[device] = time.monotonic() + AWAY_SECONDS
+        asyncio.get_running_loop().call_later(AWAY_SECONDS, self._fill, device)
         if ending:
-            log.info("warm workers give way to a session", device=device, pids=[item.process.pid for item in ending])
-            await asyncio.gather(*(asyncio.to_thread(_ended, item.process) for item in ending))
+            log.info("warm workers give way to a session", device=device, pids=[process.pid for process in ending])
+            await asyncio.gather(*(asyncio.to_thread(_ended, process) for process in ending))
+
+    def _is_away(self, device: str) -> bool:
+        return time.monotonic() < self._away.get(device, 0.0)
 
     # -- keeping them -----------------------------------------------------------------
     def _fill(self, device: str, delay: float = 0.0) -> None:
@@ -211,6 +225,8 @@ class WarmWorkers:
         host = warm_stock.look_at_host(len(self._ready))
         for device in self._ready:
             here = self._here(device)
+            if self._is_away(device):
+                continue
             if 0 < here < warm_stock.wanted(self._wanted, device, host, self._room(device), here) \
                     and not self._failures.get(device):
                 return device
@@ -250,12 +266,13 @@ class WarmWorkers:
             item = await self._make(device)
             self._patience[device] = min(SOON_SECONDS, max(1.0, SLOW * (time.monotonic() - began)))
         except (RgpuError, OSError) as error:
-            log.warning("no warm worker", device=device, reason=str(error))
             self._starting[device] -= 1
-            self._again(device)
+            if not (self._is_away(device) and self._ready[device]):
+                log.warning("no warm worker", device=device, reason=str(error))
+                self._again(device)
             return
         self._starting[device] -= 1
-        if self._closed:
+        if self._closed or (self._is_away(device) and self._ready[device]):
             self._end(item)
             return
         self._failures[device] = 0
@@ -278,12 +295,16 @@ class WarmWorkers:
         except BaseException:
             self._release(home)
             raise
+        making = self._making.setdefault(device, [])
+        making.append(process)
         try:
             channel = await run(_reach, home, process)
         except BaseException:
             process.kill()
             self._release(home)
             raise
+        finally:
+            making.remove(process)
         return _WarmWorker(device, process, home, channel)
 
     def _gone(self, item: _WarmWorker) -> None:

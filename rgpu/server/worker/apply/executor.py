@@ -71,6 +71,7 @@ class Executor:
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
         self.clock = secrets.randbits(63)  #: names the clock of this process, which times are given on
         self.replayed: Callable[[int], bool] = lambda seq: False  #: whether an earlier owner may have applied that call
+        self.epoch: Callable[[], int] = lambda: 0
         self.recovering = False  #: a replay may follow the rebuild under way
         self._rebuilding = False  #: a call of the live objects is being applied
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
@@ -365,10 +366,9 @@ class Executor:
         self._reply(record, "texture_create", handle=handle)
 
     def _reserve_handles(self, record: Record, args: Any) -> None:
-        if not self._rebuilding:
-            self.device.reserve_handles(args.context, self.replayed(record.seq))
-        elif self.recovering:
-            self.device.reserve_handles(args.context, True)
+        moved = self._rebuilding and not self.recovering
+        self.device.reserve_handles(args.context, None if moved else self._rebuilding or self.replayed(record.seq),
+                                    self.epoch())
 
     def texture_place(self, record: Record, args: Any) -> None:
         """See to it that an object has the handle that the program was given."""

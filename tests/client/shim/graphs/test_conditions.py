@@ -24,12 +24,16 @@ def create():
     graph = P()
     ok(cu.cuGraphCreate(c.byref(graph), 0))
     return graph.value
+def current():
+    found = P()
+    ok(cu.cuCtxGetCurrent(c.byref(found)))
+    return found
 def condition(graph, value=0, flags=0):
     made = U64()
-    ok(cu.cuGraphConditionalHandleCreate(c.byref(made), P(graph), None, value, flags))
+    ok(cu.cuGraphConditionalHandleCreate(c.byref(made), P(graph), current(), value, flags))
     return made.value
-def try_conditional(graph, handle, kind, size, before=()):
-    given, node = Conditional(type=13, handle=handle, kind=kind, size=size), P()
+def try_conditional(graph, handle, kind, size, before=(), context=True):
+    given, node = Conditional(type=13, handle=handle, kind=kind, size=size, ctx=current() if context else None), P()
     code = cu.cuGraphAddNode_v2(c.byref(node), P(graph), (P * max(1, len(before)))(*before), None, SIZE(len(before)),
                                 c.byref(given))
     return code, node.value, [given.bodies[i] for i in range(size)] if not code else None
@@ -105,11 +109,13 @@ context()
 f, a, s, e = kernel(), alloc(4096), stream(), event()
 g, h = create(), create()
 handle = condition(g)
-tell([cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), None, 0, 2),
-      cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(5), None, 0, 0),
-      cu.cuGraphConditionalHandleCreate(None, P(g), None, 0, 0),
-      cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), P(7), 0, 0)])
-tell([try_conditional(g, handle, *form)[0] for form in ((0, 0), (0, 3), (1, 2), (2, 0), (3, 1), (2, 1025))])
+tell([cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), current(), 0, 2),
+      cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(5), current(), 0, 0),
+      cu.cuGraphConditionalHandleCreate(None, P(g), current(), 0, 0),
+      cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), P(7), 0, 0),
+      cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), None, 0, 0)])
+tell([try_conditional(g, handle, *form)[0] for form in ((0, 0), (0, 3), (1, 2), (2, 0), (3, 1), (2, 1025))]
+     + [try_conditional(g, handle, 0, 1, context=False)[0]])
 tell([try_conditional(h, handle, 0, 1)[0], try_conditional(g, handle + 50, 0, 1)[0], made(g)])   # of g; unknown; unused
 node, (body,) = conditional(g, handle, 0, 1)
 child = cu.cuGraphAddChildGraphNode(c.byref(P()), P(h), None, SIZE(0), P(g))
@@ -130,7 +136,7 @@ into(k, s, lambda: launch(f, late, 1, s), lambda: cu.cuMemcpyDtoHAsync_v2(pageab
 conditional(k, late, 0, 1, nodes(k)[1:])
 tell([made(k)])
 """).end()
-    assert told == [[1, 1, 1, 201], [1, 1, 1, 1, 1, 801], [1, 1, 1], [1, 0, 801], [801], [801], [0], [801]]
+    assert told == [[1, 1, 1, 201, 201], [1, 1, 1, 1, 1, 801, 201], [1, 1, 1], [1, 0, 801], [801], [801], [0], [801]]
 
 
 @pytest.fixture

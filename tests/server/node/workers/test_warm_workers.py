@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,16 @@ def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_
             await warm.give_way("cpu:0", 1 << 40)
             assert warm.pids() == [first], "the next session's own stays"
             assert not Path(f"/proc/{second}").exists()
+            await asyncio.sleep(3 * warm_workers.warm_stock.LOOK_SECONDS)
+            assert not warm._making.get("cpu:0"), "none is started while the session takes the memory"
+            monkeypatch.setattr(warm_workers, "AWAY_SECONDS", 1.0)
+            warm._away.clear()
+            warm._fill("cpu:0")
+            await eventually_async(lambda: warm._making.get("cpu:0"))
+            (third,) = warm._making["cpu:0"]
+            await warm.give_way("cpu:0", 1)
+            assert third.poll() is not None and warm.pids() == [first], "one that was being started is not waited for"
+            await eventually_async(lambda: warm.ready("cpu:0") == 2)
         finally:
             warm.close()
 
@@ -174,11 +185,18 @@ def test_warm_workers_end_with_their_daemon(tmp_path: Path) -> None:
 
 
 def test_only_those_beyond_the_next_sessions_own_are_counted(tmp_path: Path) -> None:
-    warm = make(tmp_path, 3)
-    warm._ready["cuda:0"], warm._starting["cuda:0"] = [], 3
-    assert warm.memory("cuda:0") == 2 * CONTEXT_MEMORY and warm.memory("cpu:0") == 0
-    warm._starting["cuda:0"] = 1
-    assert warm.memory("cuda:0") == 0
+    async def work() -> None:
+        warm = make(tmp_path, 3)
+        warm._ready["cuda:0"], warm._starting["cuda:0"] = [], 3
+        assert warm.memory("cuda:0") == 2 * CONTEXT_MEMORY and warm.memory("cpu:0") == 0
+        warm._starting["cuda:0"] = 1
+        assert warm.memory("cuda:0") == 0
+        warm._ready["cuda:0"] = [None]  # type: ignore[list-item]
+        assert warm.memory("cuda:0") == CONTEXT_MEMORY
+        warm._away["cuda:0"] = time.monotonic() + 5
+        assert warm.memory("cuda:0") == 0, "that one ends before it is ready"
+
+    run(work)
 
 
 def test_a_daemon_that_never_comes_leaves_no_warm_worker_behind(tmp_path: Path,

@@ -42,6 +42,7 @@ class _Texture:
     handle: int
     make: Callable[[], int]
     end: End
+    made: bool  #: False: while handles are reserved, it is made when its handle is known
 
 
 class Arrays:
@@ -141,30 +142,38 @@ class Arrays:
                     None if seen is None else driver.CUDA_RESOURCE_VIEW_DESC(ctypes.addressof(seen))),
                     "cuTexObjectCreate"))
         self._use(context)
-        handle = make()
-        self._textures[texture] = _Texture(context, handle, make, end_surface if surface else end_texture)
+        promised = self._handles(context).promise()
+        handle = make() if promised is None else promised
+        self._textures[texture] = _Texture(context, handle, make, end_surface if surface else end_texture,
+                                           promised is None)
         return handle
 
     def place(self, texture: int, handle: int) -> None:
-        """Make the object anew with this handle. Raises :class:`DeviceError` where the driver does not give it; the
-        object then has another one.
+        """See to it that the object has this handle. Raises :class:`DeviceError` where the driver does not give it;
+        the object then has another one, or is not there.
         """
         found = self._textures.get(texture)
         if found is None:
             raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
-        if found.handle != handle:
-            self._use(found.context)
-            self._handles(found.context).make_as(handle, found.make, found.end)
-            before, found.handle = found.handle, handle
-            found.end(before)
+        if found.made and found.handle == handle:
+            return
+        self._use(found.context)
+        handles = self._handles(found.context)
+        handles.make_as(handle, found.make, found.end)
+        if found.made:
+            found.end(found.handle)
+        else:
+            handles.withdraw(found.handle)
+        found.handle, found.made = handle, True
 
-    def reserve_handles(self, context: int, reserved: bool) -> None:
+    def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
         """Hold the handles of a GPU whose arrays and textures are made again, or let go of them."""
         self._use(context)
         handles = self._handles(context)
+        handles.owner = owner
         if reserved:
             handles.reserve()
-        else:
+        elif reserved is False:
             handles.release()
 
     def destroy_texture(self, texture: int) -> None:
@@ -173,7 +182,10 @@ class Arrays:
         if found is None:
             raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
         self._use(found.context)
-        found.end(found.handle)
+        if found.made:
+            self._handles(found.context).destroy(found.handle, found.end)
+        else:
+            self._handles(found.context).withdraw(found.handle)
 
     def destroy_context(self, context: int) -> None:
         """Destroy what a context still has."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +29,14 @@ def resource(array: int, mipmapped: bool = False) -> bytes:
     return struct.pack("<IIQQIIQQQ", int(mipmapped), 0, array, 0, 0, 0, 0, 0, 0)
 
 
-def opened(replays: bool = False) -> tuple[Any, dict[int, int]]:
+def opened(replays: bool = False, owner: int = 0) -> tuple[Any, dict[int, int]]:
     """A device with the arrays, and the address of each one's memory."""
     from rgpu.server.device.cuda.device import CudaDevice
 
     device = CudaDevice(0)
     device.create_context(16, 0, True)
     device.map(DEVICE_BASE, GRANULE)
-    device.reserve_handles(16, replays)
+    device.reserve_handles(16, replays, owner)
     at, addresses = DEVICE_BASE, {}
     for number, shape in SHAPES.items():
         device.allocate(at, shape.size)
@@ -123,7 +126,7 @@ def as_before(wanted: list[tuple[int, int, bool, bytes]], replays: bool) -> None
         second.create_texture(number, 16, surface, what, b"" if surface else SAMPLING, b"")
         second.place_texture(number, handle)  # raises where it cannot be had
     assert {found.handle for found in second._arrays._textures.values()} == {handle for _, handle, _, _ in wanted}
-    second.reserve_handles(16, False)
+    second.reserve_handles(16, False, 0)
     second.create_texture(99, 16, False, resource(22), SAMPLING, b"")  # the program goes on
     assert second._arrays._textures[99].handle not in {handle for _, handle, _, _ in wanted}
     for number in (99, *(number for number, *_ in wanted)):
@@ -133,3 +136,44 @@ def as_before(wanted: list[tuple[int, int, bool, bytes]], replays: bool) -> None
 
 def test_a_rebuild_gives_every_object_its_handle() -> None:
     fresh.run(rebuilt)
+
+
+def took_turns(owner: int, path: str) -> None:
+    """One of several owners: what came before is replayed, copies between; then the program goes on.
+
+    Objects take turns; each one that the program makes is there before the one before it goes.
+    """
+    known = json.loads(Path(path).read_text()) if owner else []
+    device, addresses = opened(owner > 0, owner)
+    device.create_stream(18, 16, 1, 0)
+    at = addresses[24] + (1 << 20)
+    began = time.monotonic()
+    for n in range(len(known) + 20):
+        number = 100 + n
+        shape = ArrayShape(9 + n % 40, 8, 7 * (n % 3), (0x20, 0x10, 0x08, 0x01)[n % 4], (1, 2, 4)[n % 3], 0, 0)
+        if n == len(known) > 0:
+            print(f"owner {owner}: {(time.monotonic() - began) / n * 1000:.1f} ms for each", flush=True)
+        device.allocate(at, shape.size)
+        device.reserve_handles(16, n < len(known), owner)
+        device.create_array(number, 16, at, shape)
+        device.memory_to_array(number, 18, number, Box(0, 0, 0, 0, shape.layout()[0].width, shape.height,
+                                                       max(1, shape.depth)))
+        assert device.wait_complete(number, 5.0)
+        handle = device.create_texture(number, 16, False, resource(number), SAMPLING, b"")
+        if n < len(known):
+            handle = known[n]
+        else:
+            known.append(handle)
+        device.place_texture(number, handle)
+        if n % 5 > 1:
+            device.destroy_texture(number - 1)
+            device.destroy_array(number - 1)
+        at += -(-shape.size // 512) * 512
+    Path(path).write_text(json.dumps(known))
+    print([hex(handle) for handle in known[-20:]], flush=True)
+    device.close()
+
+
+def test_handles_after_several_owners(tmp_path: Path) -> None:
+    for owner in range(4):
+        fresh.run(took_turns, owner, str(tmp_path / "handles.json"))
