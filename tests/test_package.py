@@ -66,7 +66,7 @@ def test_wheel(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         assert {"rgpu/client/lib/libcuda.so.1", "rgpu/client/lib/libcuda.so", "rgpu/client/lib/libnvidia-ml.so.1",
-                "rgpu/client/lib/link/libcuda.so",
+                "rgpu/client/lib/link/libcuda.so", "rgpu/client/lib/libcupti.so.12", "rgpu/client/lib/libcupti.so.13",
                 "rgpu/cli/main.py", "rgpu/py.typed", "rgpu/examples/heat.py",
                 "rgpu/server/device/cuda/lib/librgpu_engine.so"} <= set(names)
         assert [n for n in names if n.endswith(".dist-info/licenses/LICENSE")]

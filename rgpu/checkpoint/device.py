@@ -28,6 +28,7 @@ from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.collectives import Operation
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
+from rgpu.session.objects.spans import Span
 
 __all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch",
            "ModuleTable", "Region"]
@@ -78,6 +79,10 @@ class Launch:
 
 #: Called from any thread when ordered work is complete: (CUresult, data or None).
 Done = Callable[[int, Any], None]
+
+
+#: (CUresult, spans of the work, bytes that a copy to the host brought or None), once the work is complete
+TimesDone = Callable[[int, Sequence[Span], Any], None]
 
 
 class Device(Protocol):
@@ -277,6 +282,12 @@ class Device(Protocol):
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         """Call ``done(result, None)`` when the event's last record is complete."""
+
+    def timed(self, seq: int, stream: int, work: Callable[[], None], done: TimesDone) -> None:
+        """``work`` gives the device call ``seq``, in that stream; its own done() is replaced by ``done``.
+
+        Raises :class:`DeviceError`, what ``work`` raises.
+        """
 
     # -- progress -----------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"
 LIST = "RGPU_LIST"  #: set for programs of a gang: their devices are the run's list
+CUPTI = ("libcupti.so.12", "libcupti.so.13")  #: by the CUDA version that a program was built with
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
@@ -69,12 +70,14 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     result.pop(LIST, None)  # of a gang that this run is started within
     library = loadable(library, agent.parent)
     driver = str(library / DRIVER)
-    first = driver
-    nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would say so at each start
-    if base.get("RGPU_NCCL") == "calls" and nccl.exists():
-        first = f"{driver}:{nccl}"
     result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
-    result["LD_PRELOAD"] = _join(first, base.get("LD_PRELOAD"), ":")
+    nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would say so at each start
+    # Ours of CUPTI are loaded first: PyTorch's wheels name where NVIDIA's is (DT_RPATH), which goes before every path
+    # here, but not before a library of that name which is loaded already.
+    first = [driver, *(str(library / name) for name in CUPTI if (library / name).exists())]
+    if base.get("RGPU_NCCL") == "calls" and nccl.exists():
+        first.append(str(nccl))
+    result["LD_PRELOAD"] = _join(":".join(first), base.get("LD_PRELOAD"), ":")
     result["RGPU_AGENT"] = str(agent)
     if driver_version is not None:
         result["RGPU_DRIVER_VERSION"] = str(driver_version)

@@ -397,6 +397,16 @@ class CollectiveGroup(NamedTuple):
     operations: bytes
 
 
+class Timed(NamedTuple):
+    call: int
+    stream: int
+    arguments: bytes
+
+
+class TimedReply(NamedTuple):
+    times: bytes
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -454,3 +464,4 @@ register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
 register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 2), None)
 register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
 register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
+register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

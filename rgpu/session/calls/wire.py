@@ -192,6 +192,10 @@ CALLS: tuple[Call, ...] = (
     Call(112, "collective_group", A, E.WRITES, _args("stream:stream operations:blob"),
          doc="All between ncclGroupStart and ncclGroupEnd, or one collective; stream: the first operation's. "
              "operations: docs/developers/objects/collectives.md."),
+    Call(160, "timed", W, E.WRITES, _args("call:u16 stream:stream arguments:blob"), _args("times:blob"), payload=True,
+         reply_payload=True, volatile=True,
+         doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; "
+             "when its work is complete. times: rgpu.session.objects.spans."),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

@@ -240,7 +240,11 @@ class Program:
 
     def finish(self, seconds: float = 120) -> str:
         """Wait for the end; the digest that the program printed."""
-        code = self.process.wait(seconds)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            seen = f"{self.lines[-5:]} {self.errors[-20:]}"
+            raise AssertionError(f"{self.name} did not end in {seconds} s: {seen}") from None
         self.finish_reading()
         assert code == 0, f"exit {code}: {self.errors[-30:]}"
         found = [match.group(1) for line in self.lines if (match := DIGEST.match(line))]

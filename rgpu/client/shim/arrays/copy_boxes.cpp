@@ -6,6 +6,7 @@
 #include "capturing.hpp"
 #include "copying.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -152,34 +153,62 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemcpyHtoA_v2(CUarray dstArray, size_t dstOffset, const void* srcHost, size_t ByteCount) {
-  return one_row(in_array(dstArray, dstOffset), in_host(srcHost), ByteCount, nullptr, true);
+  RGPU_PROFILED(292, "cuMemcpyHtoA_v2", dstArray, dstOffset, srcHost, ByteCount);
+  return api_.leave(one_row(in_array(dstArray, dstOffset), in_host(srcHost), ByteCount, nullptr, true));
 }
 CUresult cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void* srcHost, size_t ByteCount, CUstream hStream) {
-  return one_row(in_array(dstArray, dstOffset), in_host(srcHost), ByteCount, hStream, false);
+  RGPU_PROFILED(293, "cuMemcpyHtoAAsync_v2", dstArray, dstOffset, srcHost, ByteCount, hStream);
+  return api_.leave(one_row(in_array(dstArray, dstOffset), in_host(srcHost), ByteCount, hStream, false));
 }
 CUresult cuMemcpyAtoH_v2(void* dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
-  return one_row(in_host(dstHost), in_array(srcArray, srcOffset), ByteCount, nullptr, true);
+  RGPU_PROFILED(282, "cuMemcpyAtoH_v2", dstHost, srcArray, srcOffset, ByteCount);
+  return api_.leave(one_row(in_host(dstHost), in_array(srcArray, srcOffset), ByteCount, nullptr, true));
 }
 CUresult cuMemcpyAtoHAsync_v2(void* dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream) {
-  return one_row(in_host(dstHost), in_array(srcArray, srcOffset), ByteCount, hStream, false);
+  RGPU_PROFILED(283, "cuMemcpyAtoHAsync_v2", dstHost, srcArray, srcOffset, ByteCount, hStream);
+  return api_.leave(one_row(in_host(dstHost), in_array(srcArray, srcOffset), ByteCount, hStream, false));
 }
 CUresult cuMemcpyDtoA_v2(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount) {
-  return one_row(in_array(dstArray, dstOffset), in_device(srcDevice), ByteCount, nullptr, false);
+  RGPU_PROFILED(285, "cuMemcpyDtoA_v2", dstArray, dstOffset, srcDevice, ByteCount);
+  return api_.leave(one_row(in_array(dstArray, dstOffset), in_device(srcDevice), ByteCount, nullptr, false));
 }
 CUresult cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
-  return one_row(in_device(dstDevice), in_array(srcArray, srcOffset), ByteCount, nullptr, false);
+  RGPU_PROFILED(284, "cuMemcpyAtoD_v2", dstDevice, srcArray, srcOffset, ByteCount);
+  return api_.leave(one_row(in_device(dstDevice), in_array(srcArray, srcOffset), ByteCount, nullptr, false));
 }
 CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
-  return one_row(in_array(dstArray, dstOffset), in_array(srcArray, srcOffset), ByteCount, nullptr, false);
+  RGPU_PROFILED(286, "cuMemcpyAtoA_v2", dstArray, dstOffset, srcArray, srcOffset, ByteCount);
+  return api_.leave(one_row(in_array(dstArray, dstOffset), in_array(srcArray, srcOffset), ByteCount, nullptr, false));
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream, false); }
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) {
+  RGPU_PROFILED(287, "cuMemcpy2D_v2", pCopy);
+  return api_.leave(rows(pCopy, nullptr, true));
+}
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) {
+  RGPU_PROFILED(288, "cuMemcpy2DUnaligned_v2", pCopy);
+  return api_.leave(rows(pCopy, nullptr, true));
+}
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) {
+  RGPU_PROFILED(289, "cuMemcpy2DAsync_v2", pCopy, hStream);
+  return api_.leave(rows(pCopy, hStream, false));
+}
 
-CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return volume(pCopy, nullptr, true); }
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return volume(pCopy, hStream, false); }
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return volume(pCopy, nullptr, true); }
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return volume(pCopy, hStream, false); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) {
+  RGPU_PROFILED(290, "cuMemcpy3D_v2", pCopy);
+  return api_.leave(volume(pCopy, nullptr, true));
+}
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) {
+  RGPU_PROFILED(291, "cuMemcpy3DAsync_v2", pCopy, hStream);
+  return api_.leave(volume(pCopy, hStream, false));
+}
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) {
+  RGPU_PROFILED(320, "cuMemcpy3DPeer", pCopy);
+  return api_.leave(volume(pCopy, nullptr, true));
+}
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) {
+  RGPU_PROFILED(321, "cuMemcpy3DPeerAsync", pCopy, hStream);
+  return api_.leave(volume(pCopy, hStream, false));
+}
 
 }  // extern "C"

@@ -168,6 +168,8 @@ class Section {
   CUresult publish_view(const CallView& call, Payload* payload, Waiter* waiter, std::uint64_t* seq);
 
  private:
+  CUresult write_record(const CallView& call, Payload* payload, Waiter* waiter, std::uint64_t* seq);
+
   CUresult status_ = CUDA_SUCCESS;
   bool locked_ = false, published_ = false;
 };

@@ -6,6 +6,7 @@
 #include "context.hpp"
 #include "device.hpp"
 #include "memory.hpp"
+#include "profile.hpp"
 
 using namespace rgpu;
 
@@ -173,11 +174,13 @@ CUresult cuCtxResetPersistingL2Cache() {
 }
 
 CUresult cuCtxSynchronize() {
+    RGPU_PROFILED(17, "cuCtxSynchronize");
+    api_.waits(4);
     Context* context = nullptr;
-    if (CUresult r = current(context); r) return r;
-    if (CUresult r = context_asked(*context); r) return r;
-    if (CUresult r = wait_for_device(*context); r) return r;
-    return require();  // an execution error that the wait brought to light
+    if (CUresult r = current(context); r) return api_.leave(r);
+    if (CUresult r = context_asked(*context); r) return api_.leave(r);
+    if (CUresult r = wait_for_device(*context); r) return api_.leave(r);
+    return api_.leave(require());  // an execution error that the wait brought to light
 }
 
 // ---------------------------------------------------------------- peers

@@ -1281,6 +1281,35 @@ struct CollectiveGroup {
     }
 };
 
+struct Timed {
+    uint16_t call{};
+    uint64_t stream{};
+    Blob arguments{};
+    static constexpr uint16_t id = 160;
+    static constexpr const char *name = "timed";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = true;
+    static constexpr bool has_payload = true;
+    static constexpr bool has_reply_payload = true;
+    size_t args_size() const { return 10 + 4 + size_t{arguments.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, call);
+        detail::put(out, stream);
+        detail::put(out, arguments);
+    }
+};
+
+struct TimedReply {
+    Blob times{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, times) && at == end;
+    }
+};
+
 inline const char *call_name(uint16_t id) {
     switch (id) {
         case 1: return "session_open";
@@ -1340,6 +1369,7 @@ inline const char *call_name(uint16_t id) {
         case 110: return "communicator_create";
         case 111: return "communicator_destroy";
         case 112: return "collective_group";
+        case 160: return "timed";
         default: return "?";
     }
 }

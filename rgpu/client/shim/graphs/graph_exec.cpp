@@ -1,5 +1,6 @@
 // Executable graphs: instantiation and launches. See graph_exec.hpp; updates: graph_update.cpp.
 #include "graph_exec.hpp"
+#include "profile.hpp"
 
 #include <algorithm>
 
@@ -331,26 +332,29 @@ extern "C" {
 
 CUresult cuGraphInstantiate_v2(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,
                                size_t bufferSize) {
+  RGPU_PROFILED(578, "cuGraphInstantiate_v2", phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize);
   Problem problem;
   CUresult r = instantiate(phGraphExec, hGraph, 0, problem);
   if (phErrorNode) *phErrorNode = problem.node ? problem.node->node_handle() : nullptr;
   if (logBuffer && bufferSize) *logBuffer = 0;
-  return r;
+  return api_.leave(r);
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags) {
+  RGPU_PROFILED(643, "cuGraphInstantiateWithFlags", phGraphExec, hGraph, flags);
   Problem problem;
-  return instantiate(phGraphExec, hGraph, flags, problem);
+  return api_.leave(instantiate(phGraphExec, hGraph, flags, problem));
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
                                       CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams) {
-  if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
+  RGPU_PROFILED(656, "cuGraphInstantiateWithParams", phGraphExec, hGraph, instantiateParams);
+  if (!instantiateParams) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   Problem problem;
   CUresult r = instantiate(phGraphExec, hGraph, instantiateParams->flags, problem);
   instantiateParams->result_out = problem.result;
   instantiateParams->hErrNode_out = problem.node ? problem.node->node_handle() : nullptr;
-  return r;
+  return api_.leave(r);
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
@@ -373,8 +377,9 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
 }
 
 CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) {
+  RGPU_PROFILED(514, "cuGraphLaunch", hGraph, hStream);
   print_device_text();
-  return launch(hGraph, hStream);
+  return api_.leave(launch(hGraph, hStream));
 }
 
 CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) {  // an instantiated graph is at the server already

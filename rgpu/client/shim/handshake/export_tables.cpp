@@ -23,6 +23,8 @@
 #include "device.hpp"
 #include "handshake_md2.hpp"
 #include "module.hpp"
+#include "profile.hpp"
+#include "runtime_functions.hpp"
 
 namespace rgpu {
 namespace {
@@ -36,9 +38,9 @@ constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOO
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions"};
 
-// Called by libraries that go on without them, at full speed: hooks 1 and 4 by cuSOLVER or cuSPARSE; cuBLASLt's 4 (which
-// group each multiprocessor belongs to) by its GEMM on Hopper.
-constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kHooks, 1}, {kHooks, 4}, {kCublasLt, 4}};
+// Called by a library that goes on without it, at full speed (docs/developers/shim.md): cuBLASLt's 4 (which group each
+// multiprocessor belongs to) by its GEMM on Hopper.
+constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kCublasLt, 4}};
 
 // RGPU_SHIM_LOG=1 shows what a slot with little known about it is called with: six words, of which it may use fewer.
 template <typename... Arguments>
@@ -110,13 +112,20 @@ CUresult load_compilers() { return CUDA_SUCCESS; }  // they are the worker's
 
 // ---------------------------------------------------------------- small tables
 
-// Zeroed buffers for tools that are not there.
-template <std::size_t Size>
-CUresult hooks_buffer(void** buffer, std::size_t* size) {
-    static std::array<std::uint8_t, Size> bytes{};
-    if (buffer == nullptr || size == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *buffer = bytes.data();
-    *size = bytes.size();
+// The flags by which a tool asks to be told of a runtime's functions: one word for each.
+CUresult runtime_flags(std::uint32_t** flags, std::size_t* count) {
+    if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = profile::runtime_flags();
+    *count = profile::kRuntimeFunctions;
+    return CUDA_SUCCESS;
+}
+
+// The same for whole domains, which no tool here asks for.
+CUresult domain_flags(std::uint32_t** flags, std::size_t* count) {
+    static std::array<std::uint32_t, 14> words{};
+    if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = words.data();
+    *count = words.size();
     return CUDA_SUCCESS;
 }
 
@@ -196,8 +205,11 @@ Words cudart_table() {
 }
 
 Words hooks_table() {
-    static const auto words =
-        make<kHooks, 7>({{2, address_of(&hooks_buffer<1024>)}, {6, address_of(&hooks_buffer<14>)}});
+    static const auto words = make<kHooks, 7>({{1, address_of(&profile::runtime_function)},
+                                               {2, address_of(&runtime_flags)},
+                                               {3, address_of(&profile::runtime_stream_id)},
+                                               {4, address_of(&profile::runtime_context_id)},
+                                               {6, address_of(&domain_flags)}});
     return words.data();
 }
 
@@ -243,6 +255,9 @@ Words functions_table() {
     return words.data();
 }
 
+// Of our libcupti.so: profile_table.hpp.
+Words profile_table() { return reinterpret_cast<Words>(profile::table()); }
+
 CUresult self_test(std::uint32_t version, std::uint64_t unix_seconds, std::uint64_t* out) {
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     handshake::SelfTest test{};
@@ -285,6 +300,7 @@ constexpr Known kKnown[] = {
     {"21318c60971432488ca641ff7324c8f2", cublas_table},
     {"1734dc26800d47458726c0f1e7dd8bca", cublaslt_table},
     {"6e163fbeb958444d835ce182aff1991e", functions_table},
+    {"726770759b1d4e52a30c6f1e55d72001", profile_table},
     {kCollectivesTable, collectives_words},  // ours: asked for by our libnccl.so.2
     {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // asked for by libcudart 12.9 and later
     {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // by the real libnvidia-ml

@@ -9,6 +9,7 @@
 #include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -100,16 +101,17 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
-  if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  RGPU_PROFILED(527, "cuLaunchHostFunc", hStream, fn, userData);
+  if (!fn) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (capture_open()) {
     StreamRef stream;
     bool taken = false;
-    if (CUresult r = resolve_stream(hStream, stream); r) return r;
-    if (CUresult r = capture_work(stream, HostWork{fn, userData}, taken); r || taken) return r;
+    if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+    if (CUresult r = capture_work(stream, HostWork{fn, userData}, taken); r || taken) return api_.leave(r);
   }
-  return enqueue(hStream, [=](CUresult status) {
+  return api_.leave(enqueue(hStream, [=](CUresult status) {
     if (!status) fn(userData);  // not run after an error, as on a driver
-  });
+  }));
 }
 
 CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {

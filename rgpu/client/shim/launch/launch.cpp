@@ -9,6 +9,7 @@
 #include "memory.hpp"
 #include "module.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -216,6 +217,7 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   call.parameters = {parameters.data(), static_cast<std::uint32_t>(parameters.size())};
   call.attributes = {c.attributes.data(), static_cast<std::uint32_t>(c.attributes.size() * sizeof(CUlaunchAttribute))};
   std::uint64_t seq = 0;
+  const profile::Launching launching(*function);
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
   mirrors.given(seq);
   managed.given(seq);
@@ -276,25 +278,28 @@ extern "C" {
 CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                         unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                         unsigned int sharedMemBytes, CUstream hStream, void** kernelParams, void** extra) {
+  RGPU_PROFILED(307, "cuLaunchKernel", f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra);
   Config c{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, false, {}};
-  return launch(f, c, kernelParams, extra);
+  return api_.leave(launch(f, c, kernelParams, extra));
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                                    unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                    unsigned int sharedMemBytes, CUstream hStream, void** kernelParams) {
+  RGPU_PROFILED(477, "cuLaunchCooperativeKernel", f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);
   Config c{{gridDimX, gridDimY, gridDimZ}, {blockDimX, blockDimY, blockDimZ}, sharedMemBytes, hStream, true, {}};
-  return launch(f, c, kernelParams, nullptr);
+  return api_.leave(launch(f, c, kernelParams, nullptr));
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
-  if (CUresult r = require(); r) return r;
-  if (!config) return CUDA_ERROR_INVALID_VALUE;
+  RGPU_PROFILED(652, "cuLaunchKernelEx", config, f, kernelParams, extra);
+  if (CUresult r = require(); r) return api_.leave(r);
+  if (!config) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   Config c{{config->gridDimX, config->gridDimY, config->gridDimZ},
            {config->blockDimX, config->blockDimY, config->blockDimZ},
            config->sharedMemBytes, config->hStream, false, {}};
-  if (CUresult r = take_attributes(*config, c); r) return r;
-  return launch(f, c, kernelParams, extra);
+  if (CUresult r = take_attributes(*config, c); r) return api_.leave(r);
+  return api_.leave(launch(f, c, kernelParams, extra));
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 
 #include <csignal>
 
+#include "profile.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -38,7 +39,9 @@ void* run_notifier(void*) {
   }
 }
 
-bool start_notifier() {
+}  // namespace
+
+bool start_callbacks() {
   Notifier& n = notifier();
   std::lock_guard guard(n.lock);
   if (n.started) return true;
@@ -52,6 +55,8 @@ bool start_notifier() {
   if (n.started) ::pthread_detach(thread);
   return n.started;
 }
+
+namespace {
 
 // Answers from which the program concludes that ordered work is complete.
 bool observes(std::uint16_t call) {
@@ -116,6 +121,7 @@ Waiter* take_waiter(Session& s, std::uint64_t seq) {
 }
 
 void finish_waiter(Waiter* waiter) {
+  profile::answered(*waiter->answer);
   if (waiter->notify) {
     Notifier& n = notifier();
     std::lock_guard guard(n.lock);
@@ -178,7 +184,7 @@ CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const St
 }
 
 CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq) {
-  if (!start_notifier()) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (!start_callbacks()) return CUDA_ERROR_OPERATING_SYSTEM;
   auto waiter = std::make_unique<Waiter>();
   auto answer = std::make_unique<Answer>();
   waiter->answer = answer.get();

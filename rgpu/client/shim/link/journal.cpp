@@ -11,6 +11,7 @@
 
 #include "crc32.hpp"
 #include "managed.hpp"
+#include "profile.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -303,7 +304,55 @@ Section::~Section() {
   if (published_) wake_agent(s);
 }
 
+namespace {
+
+// A call that a profiler has timed, around the call itself.
+struct TimedCall {
+  const CallView& inner;
+  std::uint64_t stream;
+
+  CallView view() const {
+    return {wire::Timed::id, inner.reserved, 14 + inner.args_size, this, [](const void* call, std::uint8_t* to) {
+              const auto& [inner, stream] = *static_cast<const TimedCall*>(call);
+              const auto size = static_cast<std::uint32_t>(inner.args_size);
+              std::memcpy(to, &inner.id, 2);
+              std::memcpy(to + 2, &stream, 8);
+              std::memcpy(to + 10, &size, 4);
+              inner.write(inner.call, to + 14);
+            }};
+  }
+};
+
+}  // namespace
+
 CUresult Section::publish_view(const CallView& call, Payload* payload, Waiter* waiter, std::uint64_t* seq_out) {
+  if (!profile::active.load(std::memory_order_relaxed) || status_ || !profile::wants(call.id))
+    return write_record(call, payload, waiter, seq_out);
+  const std::uint64_t size = payload ? payload->size : 0;
+  const auto timed = TimedCall{call, profile::stream_of(call)};
+  std::unique_ptr<Waiter> own;
+  std::unique_ptr<Answer> answer;
+  if (!waiter) {  // nobody waits for it: its times come by themselves
+    own = std::make_unique<Waiter>();
+    answer = std::make_unique<Answer>();
+    own->answer = answer.get();
+    own->notify = [](const Answer& came) {
+      if (came.result != CUDA_ERROR_SYSTEM_NOT_READY) observed(came.seq);
+    };
+  }
+  std::uint64_t seq = session().last_seq.load(std::memory_order_relaxed) + 1;
+  profile::published(seq, call, size);  // its answer may come at once
+  if (CUresult r = write_record(timed.view(), payload, waiter ? waiter : own.get(), &seq); r) {
+    profile::withdrawn(seq);
+    return r;
+  }
+  own.release();  // finish_waiter() owns both from now on
+  answer.release();
+  if (seq_out) *seq_out = seq;
+  return CUDA_SUCCESS;
+}
+
+CUresult Section::write_record(const CallView& call, Payload* payload, Waiter* waiter, std::uint64_t* seq_out) {
   if (status_) return status_;
   if (payload && payload->error) return payload->error;
   if (call.args_size > wire::kMaxArgs) return CUDA_ERROR_INVALID_VALUE;

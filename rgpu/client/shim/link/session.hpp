@@ -126,6 +126,7 @@ void extent_published(Session& s, std::uint32_t index, std::uint64_t size);
 bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter);
 Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
+bool start_callbacks();                       // the thread that Waiter::notify runs on
 void finish_waiter(Waiter* waiter);           // the answer is in place
 // Waits for the answer of an awaited call that is published as `seq`, and does what await() does with it.
 CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step = nullptr);

@@ -13,6 +13,7 @@
 #include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -344,43 +345,53 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
-  if (CUresult r = unsafe_call(); r) return r;
-  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr, true);
+  RGPU_PROFILED(305, "cuMemcpy", dst, src, ByteCount);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
+  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr, true));
 }
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
-  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, hStream);
+  RGPU_PROFILED(306, "cuMemcpyAsync", dst, src, ByteCount, hStream);
+  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, hStream));
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
-  if (CUresult r = unsafe_call(); r) return r;
-  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr, true);
+  RGPU_PROFILED(276, "cuMemcpyHtoD_v2", dstDevice, srcHost, ByteCount);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
+  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr, true));
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
-  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, hStream);
+  RGPU_PROFILED(277, "cuMemcpyHtoDAsync_v2", dstDevice, srcHost, ByteCount, hStream);
+  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, hStream));
 }
 
 CUresult cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
-  if (CUresult r = unsafe_call(); r) return r;
-  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+  RGPU_PROFILED(278, "cuMemcpyDtoH_v2", dstHost, srcDevice, ByteCount);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
+  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr));
 }
 CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+  RGPU_PROFILED(279, "cuMemcpyDtoHAsync_v2", dstHost, srcDevice, ByteCount, hStream);
+  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream));
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
-  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+  RGPU_PROFILED(280, "cuMemcpyDtoD_v2", dstDevice, srcDevice, ByteCount);
+  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr));
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+  RGPU_PROFILED(281, "cuMemcpyDtoDAsync_v2", dstDevice, srcDevice, ByteCount, hStream);
+  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream));
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
                       size_t ByteCount) {
-  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, nullptr);
+  RGPU_PROFILED(318, "cuMemcpyPeer", dstDevice, dstContext, srcDevice, srcContext, ByteCount);
+  return api_.leave(between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, nullptr));
 }
 CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
                            size_t ByteCount, CUstream hStream) {
-  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+  RGPU_PROFILED(319, "cuMemcpyPeerAsync", dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+  return api_.leave(between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream));
 }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // Device memory: allocation against the quota without a round trip, frees
 // (SEMANTICS 2), and what pointers point into.
 #include "memory.hpp"
+#include "profile.hpp"
 
 #include <atomic>
 #include <cstdio>
@@ -377,40 +378,43 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
+  RGPU_PROFILED(243, "cuMemAlloc_v2", dptr, bytesize);
   Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  if (!dptr || !bytesize) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = unsafe_call(); r) return r;
+  if (CUresult r = current(context); r) return api_.leave(r);
+  if (!dptr || !bytesize) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
   std::uint64_t address = 0;
-  if (CUresult r = allocate_device(*context, bytesize, address); r) return r;
+  if (CUresult r = allocate_device(*context, bytesize, address); r) return api_.leave(r);
   *dptr = address;
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
                             unsigned int ElementSizeBytes) {
+  RGPU_PROFILED(244, "cuMemAllocPitch_v2", dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
   Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  if (!dptr || !pPitch || !WidthInBytes || !Height) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = unsafe_call(); r) return r;
-  if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = current(context); r) return api_.leave(r);
+  if (!dptr || !pPitch || !WidthInBytes || !Height) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
+  if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   std::size_t pitch, size;
-  if (__builtin_add_overflow(WidthInBytes, kAlignment - 1, &pitch)) return CUDA_ERROR_INVALID_VALUE;
+  if (__builtin_add_overflow(WidthInBytes, kAlignment - 1, &pitch)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   pitch -= pitch % kAlignment;
-  if (__builtin_mul_overflow(pitch, Height, &size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (__builtin_mul_overflow(pitch, Height, &size)) return api_.leave(CUDA_ERROR_OUT_OF_MEMORY);
   std::uint64_t address = 0;
-  if (CUresult r = allocate_device(*context, size, address); r) return r;
+  if (CUresult r = allocate_device(*context, size, address); r) return api_.leave(r);
   *dptr = address;
   *pPitch = pitch;
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
+  RGPU_PROFILED(245, "cuMemFree_v2", dptr);
   Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  if (CUresult r = unsafe_call(); r) return r;
-  if (!dptr || free_graph_memory(dptr)) return CUDA_SUCCESS;
-  return free_device(dptr);
+  if (CUresult r = current(context); r) return api_.leave(r);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
+  if (!dptr || free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
+  return api_.leave(free_device(dptr));
 }
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {

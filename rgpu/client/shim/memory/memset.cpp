@@ -2,6 +2,7 @@
 #include "capturing.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -56,46 +57,58 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N) {
-  return fill(dstDevice, 0, uc, 1, N, 1, nullptr, true);
+  RGPU_PROFILED(249, "cuMemsetD8_v2", dstDevice, uc, N);
+  return api_.leave(fill(dstDevice, 0, uc, 1, N, 1, nullptr, true));
 }
 CUresult cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N) {
-  return fill(dstDevice, 0, us, 2, N, 1, nullptr, true);
+  RGPU_PROFILED(250, "cuMemsetD16_v2", dstDevice, us, N);
+  return api_.leave(fill(dstDevice, 0, us, 2, N, 1, nullptr, true));
 }
 CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N) {
-  return fill(dstDevice, 0, ui, 4, N, 1, nullptr, true);
+  RGPU_PROFILED(251, "cuMemsetD32_v2", dstDevice, ui, N);
+  return api_.leave(fill(dstDevice, 0, ui, 4, N, 1, nullptr, true));
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
-  return fill(dstDevice, 0, uc, 1, N, 1, hStream);
+  RGPU_PROFILED(216, "cuMemsetD8Async", dstDevice, uc, N, hStream);
+  return api_.leave(fill(dstDevice, 0, uc, 1, N, 1, hStream));
 }
 CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream) {
-  return fill(dstDevice, 0, us, 2, N, 1, hStream);
+  RGPU_PROFILED(218, "cuMemsetD16Async", dstDevice, us, N, hStream);
+  return api_.leave(fill(dstDevice, 0, us, 2, N, 1, hStream));
 }
 CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream) {
-  return fill(dstDevice, 0, ui, 4, N, 1, hStream);
+  RGPU_PROFILED(220, "cuMemsetD32Async", dstDevice, ui, N, hStream);
+  return api_.leave(fill(dstDevice, 0, ui, 4, N, 1, hStream));
 }
 
 CUresult cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, uc, 1, Width, Height, nullptr, true);
+  RGPU_PROFILED(252, "cuMemsetD2D8_v2", dstDevice, dstPitch, uc, Width, Height);
+  return api_.leave(fill(dstDevice, dstPitch, uc, 1, Width, Height, nullptr, true));
 }
 CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, us, 2, Width, Height, nullptr, true);
+  RGPU_PROFILED(253, "cuMemsetD2D16_v2", dstDevice, dstPitch, us, Width, Height);
+  return api_.leave(fill(dstDevice, dstPitch, us, 2, Width, Height, nullptr, true));
 }
 CUresult cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, ui, 4, Width, Height, nullptr, true);
+  RGPU_PROFILED(254, "cuMemsetD2D32_v2", dstDevice, dstPitch, ui, Width, Height);
+  return api_.leave(fill(dstDevice, dstPitch, ui, 4, Width, Height, nullptr, true));
 }
 
 CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,
                            CUstream hStream) {
-  return fill(dstDevice, dstPitch, uc, 1, Width, Height, hStream);
+  RGPU_PROFILED(222, "cuMemsetD2D8Async", dstDevice, dstPitch, uc, Width, Height, hStream);
+  return api_.leave(fill(dstDevice, dstPitch, uc, 1, Width, Height, hStream));
 }
 CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height,
                             CUstream hStream) {
-  return fill(dstDevice, dstPitch, us, 2, Width, Height, hStream);
+  RGPU_PROFILED(224, "cuMemsetD2D16Async", dstDevice, dstPitch, us, Width, Height, hStream);
+  return api_.leave(fill(dstDevice, dstPitch, us, 2, Width, Height, hStream));
 }
 CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
                             CUstream hStream) {
-  return fill(dstDevice, dstPitch, ui, 4, Width, Height, hStream);
+  RGPU_PROFILED(226, "cuMemsetD2D32Async", dstDevice, dstPitch, ui, Width, Height, hStream);
+  return api_.leave(fill(dstDevice, dstPitch, ui, 4, Width, Height, hStream));
 }
 
 }  // extern "C"

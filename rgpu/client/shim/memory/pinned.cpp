@@ -5,6 +5,7 @@
 // (cuMemHostRegister) is only known to be pinned: it has no mirror, and so no
 // device pointer.
 #include "pinned.hpp"
+#include "profile.hpp"
 
 #include <sys/mman.h>
 
@@ -142,20 +143,27 @@ using namespace rgpu;
 
 extern "C" {
 
-CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) { return allocate_pinned(pp, bytesize, Flags); }
+CUresult cuMemHostAlloc(void** pp, size_t bytesize, unsigned int Flags) {
+  RGPU_PROFILED(39, "cuMemHostAlloc", pp, bytesize, Flags);
+  return api_.leave(allocate_pinned(pp, bytesize, Flags));
+}
 
-CUresult cuMemAllocHost_v2(void** pp, size_t bytesize) { return allocate_pinned(pp, bytesize, 0); }
+CUresult cuMemAllocHost_v2(void** pp, size_t bytesize) {
+  RGPU_PROFILED(294, "cuMemAllocHost_v2", pp, bytesize);
+  return api_.leave(allocate_pinned(pp, bytesize, 0));
+}
 
 CUresult cuMemFreeHost(void* p) {
+  RGPU_PROFILED(38, "cuMemFreeHost", p);
   Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  if (!p) return CUDA_SUCCESS;
-  if (CUresult r = unsafe_call(); r) return r;
+  if (CUresult r = current(context); r) return api_.leave(r);
+  if (!p) return api_.leave(CUDA_SUCCESS);
+  if (CUresult r = unsafe_call(); r) return api_.leave(r);
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
-  if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
+  if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  if (CUresult r = wait_for_device_number(kEveryDevice); r) return api_.leave(r);
   bring_back_mirrors();  // of other ranges: a driver would have waited
-  return drop(range);
+  return api_.leave(drop(range));
 }
 
 CUresult cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {

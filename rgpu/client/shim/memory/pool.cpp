@@ -11,6 +11,7 @@
 #include "device.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -158,29 +159,32 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+  RGPU_PROFILED(598, "cuMemAllocAsync", dptr, bytesize, hStream);
   free_deferred();
-  return allocate_async(dptr, bytesize, hStream);
+  return api_.leave(allocate_async(dptr, bytesize, hStream));
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(611, "cuMemAllocFromPoolAsync", dptr, bytesize, pool, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   const Pool* found = find_pool(pool);
-  if (!found) return CUDA_ERROR_INVALID_VALUE;
+  if (!found) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   free_deferred();
-  return allocate_async(dptr, bytesize, hStream, found);
+  return api_.leave(allocate_async(dptr, bytesize, hStream, found));
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(600, "cuMemFreeAsync", dptr, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
-  if (!dptr) return CUDA_SUCCESS;
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+  if (!dptr) return api_.leave(CUDA_SUCCESS);
   if (capture_open()) {
     bool taken = false;
-    if (CUresult r = capture_free(stream, dptr, taken); r || taken) return r;
+    if (CUresult r = capture_free(stream, dptr, taken); r || taken) return api_.leave(r);
   }
-  if (free_graph_memory(dptr)) return CUDA_SUCCESS;
-  if (!hide_device(dptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
+  if (!hide_device(dptr)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   Pools& p = pools();
   {
     // The legacy stream waits for blocking ones: there, everything published so far counts.
@@ -193,7 +197,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
       p.deferred.push_back({dptr, kEveryStream, idle_on(device) ? 0 : published(), device});
   }
   free_deferred();
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {

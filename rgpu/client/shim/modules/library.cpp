@@ -17,6 +17,7 @@
 #include "device.hpp"
 #include "memory.hpp"
 #include "module.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -262,28 +263,30 @@ extern "C" {
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* jitOptions, void** jitOptionsValues,
                            unsigned int numJitOptions, CUlibraryOption* libraryOptions, void** libraryOptionValues,
                            unsigned int numLibraryOptions) {
-    if (CUresult r = require(); r) return r;
-    if (library == nullptr || code == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    RGPU_PROFILED(678, "cuLibraryLoadData", library, code, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions);
+    if (CUresult r = require(); r) return api_.leave(r);
+    if (library == nullptr || code == nullptr) return api_.leave(CUDA_ERROR_INVALID_VALUE);
     JitOptions jit;
     LibraryOptions how;
-    if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return r;
-    if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return r;
-    return load(library, code, {}, std::move(jit), how);
+    if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return api_.leave(r);
+    if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return api_.leave(r);
+    return api_.leave(load(library, code, {}, std::move(jit), how));
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_option* jitOptions,
                                void** jitOptionsValues, unsigned int numJitOptions, CUlibraryOption* libraryOptions,
                                void** libraryOptionValues, unsigned int numLibraryOptions) {
-    if (CUresult r = require(); r) return r;
-    if (library == nullptr || fileName == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    RGPU_PROFILED(679, "cuLibraryLoadFromFile", library, fileName, jitOptions, jitOptionsValues, numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions);
+    if (CUresult r = require(); r) return api_.leave(r);
+    if (library == nullptr || fileName == nullptr) return api_.leave(CUDA_ERROR_INVALID_VALUE);
     JitOptions jit;
     LibraryOptions how;
-    if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return r;
-    if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return r;
+    if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return api_.leave(r);
+    if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return api_.leave(r);
     std::string contents;
-    if (!module_binary::read_file(fileName, &contents)) return CUDA_ERROR_FILE_NOT_FOUND;
+    if (!module_binary::read_file(fileName, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
     contents.append(64, '\0');  // a header may be read although the file is shorter than one
-    return load(library, contents.data(), contents, std::move(jit), how);
+    return api_.leave(load(library, contents.data(), contents, std::move(jit), how));
 }
 
 CUresult cuLibraryUnload(CUlibrary handle) {

@@ -1,6 +1,7 @@
 // cuModule*: loads are awaited, every query is answered from the load's table.
 #include "graph.hpp"
 #include "module.hpp"
+#include "profile.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -236,32 +237,39 @@ CUresult look_up(CUmodule handle, Module*& module) {
 extern "C" {
 
 CUresult cuModuleLoad(CUmodule* module, const char* fname) {
+    RGPU_PROFILED(18, "cuModuleLoad", module, fname);
     Context* context = nullptr;
-    if (CUresult r = current(context); r) return r;
-    if (module == nullptr || fname == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult r = current(context); r) return api_.leave(r);
+    if (module == nullptr || fname == nullptr) return api_.leave(CUDA_ERROR_INVALID_VALUE);
     std::string contents;
-    if (!module_binary::read_file(fname, &contents)) return CUDA_ERROR_FILE_NOT_FOUND;
+    if (!module_binary::read_file(fname, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
     contents.append(64, '\0');  // a header may be read although the file is shorter than one
-    return load(module, contents.data(), 0, nullptr, nullptr);
+    return api_.leave(load(module, contents.data(), 0, nullptr, nullptr));
 }
 
-CUresult cuModuleLoadData(CUmodule* module, const void* binary) { return load(module, binary, 0, nullptr, nullptr); }
+CUresult cuModuleLoadData(CUmodule* module, const void* binary) {
+  RGPU_PROFILED(19, "cuModuleLoadData", module, binary);
+  return api_.leave(load(module, binary, 0, nullptr, nullptr));
+}
 
 CUresult cuModuleLoadDataEx(CUmodule* module, const void* binary, unsigned int numOptions, CUjit_option* options,
                             void** optionValues) {
-    return load(module, binary, numOptions, options, optionValues);
+    RGPU_PROFILED(20, "cuModuleLoadDataEx", module, binary, numOptions, options, optionValues);
+    return api_.leave(load(module, binary, numOptions, options, optionValues));
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {
-    return load(module, fatCubin, 0, nullptr, nullptr);
+    RGPU_PROFILED(21, "cuModuleLoadFatBinary", module, fatCubin);
+    return api_.leave(load(module, fatCubin, 0, nullptr, nullptr));
 }
 
 CUresult cuModuleUnload(CUmodule hmod) {
+    RGPU_PROFILED(22, "cuModuleUnload", hmod);
     print_device_text();
     Module* module = nullptr;
-    if (CUresult r = look_up(hmod, module); r) return r;
-    if (module->library) return CUDA_ERROR_NOT_PERMITTED;  // it ends with its library
-    return unload_module(*module);
+    if (CUresult r = look_up(hmod, module); r) return api_.leave(r);
+    if (module->library) return api_.leave(CUDA_ERROR_NOT_PERMITTED);  // it ends with its library
+    return api_.leave(unload_module(*module));
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
@@ -273,13 +281,14 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
 }
 
 CUresult cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name) {
+    RGPU_PROFILED(23, "cuModuleGetFunction", hfunc, hmod, name);
     Module* module = nullptr;
     Function* function = nullptr;
-    if (CUresult r = look_up(hmod, module); r) return r;
-    if (hfunc == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult r = find_function(*module, name, function); r) return r;
+    if (CUresult r = look_up(hmod, module); r) return api_.leave(r);
+    if (hfunc == nullptr) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+    if (CUresult r = find_function(*module, name, function); r) return api_.leave(r);
     *hfunc = static_cast<CUfunction>(function->handle);
-    return CUDA_SUCCESS;
+    return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuModuleGetFunctionCount(unsigned int* count, CUmodule mod) {

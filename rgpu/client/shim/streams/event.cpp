@@ -2,6 +2,7 @@
 #include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -104,14 +105,15 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
+  RGPU_PROFILED(118, "cuEventCreate", phEvent, Flags);
   Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  if (!phEvent || (Flags & ~KNOWN_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = current(context); r) return api_.leave(r);
+  if (!phEvent || (Flags & ~KNOWN_FLAGS)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (Flags & CU_EVENT_INTERPROCESS) {
     // The driver demands DISABLE_TIMING beside it; sharing with another process is not supported.
-    if (!(Flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    if (!(Flags & CU_EVENT_DISABLE_TIMING)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
     log_once("interprocess event", "cuEventCreate: events shared between processes are not supported");
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return api_.leave(CUDA_ERROR_NOT_SUPPORTED);
   }
   auto made = std::make_unique<Event>();
   Event* event = made.get();
@@ -124,47 +126,54 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
     call.flags = Flags;
     return CUDA_SUCCESS;
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   void* handle = enroll(std::move(made));
-  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!handle) return api_.leave(CUDA_ERROR_OUT_OF_MEMORY);
   *phEvent = static_cast<CUevent>(handle);
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuEventDestroy_v2(CUevent hEvent) {
-  if (CUresult r = require_session(); r) return r;
+  RGPU_PROFILED(325, "cuEventDestroy_v2", hEvent);
+  if (CUresult r = require_session(); r) return api_.leave(r);
   Event* event = find(hEvent);
-  if (!event || !retire(event)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!event || !retire(event)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   event_gone(*event);
   wire::EventDestroy call{};
   call.event = event->number;
-  return submit(call);
+  return api_.leave(submit(call));
 }
 
-CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { return record_event(hEvent, hStream, 0); }
+CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
+  RGPU_PROFILED(119, "cuEventRecord", hEvent, hStream);
+  return api_.leave(record_event(hEvent, hStream, 0));
+}
 
 CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
   return record_event(hEvent, hStream, flags);
 }
 
 CUresult cuEventQuery(CUevent hEvent) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(120, "cuEventQuery", hEvent);
+  if (CUresult r = require(); r) return api_.leave(r);
   Event* event = find(hEvent);
-  if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  if (CUresult r = event_asked(*event); r) return r;
-  if (finished(*event)) return require();
+  if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
+  if (CUresult r = event_asked(*event); r) return api_.leave(r);
+  if (finished(*event)) return api_.leave(require());
   flush();
-  return CUDA_ERROR_NOT_READY;
+  return api_.leave(CUDA_ERROR_NOT_READY);
 }
 
 CUresult cuEventSynchronize(CUevent hEvent) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(121, "cuEventSynchronize", hEvent);
+  api_.waits(1);
+  if (CUresult r = require(); r) return api_.leave(r);
   Event* event = find(hEvent);
-  if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  if (CUresult r = event_asked(*event); r) return r;
+  if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
+  if (CUresult r = event_asked(*event); r) return api_.leave(r);
   if (finished(*event)) {
     print_device_text();
-    return require();
+    return api_.leave(require());
   }
   wire::EventSynchronize call{};
   call.event = event->number;
@@ -180,10 +189,10 @@ CUresult cuEventSynchronize(CUevent hEvent) {
       stream = event->stream;
     }
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   std::lock_guard guard(event->lock);  // only now, as in tell()
   event->seen = std::max(event->seen, record);
-  return require();
+  return api_.leave(require());
 }
 
 CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {

@@ -5,6 +5,7 @@
 #include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -114,32 +115,39 @@ using namespace rgpu;
 
 extern "C" {
 
-CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) { return create_stream(phStream, Flags, 0); }
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
+  RGPU_PROFILED(124, "cuStreamCreate", phStream, Flags);
+  return api_.leave(create_stream(phStream, Flags, 0));
+}
 
 CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
-  return create_stream(phStream, flags, priority);
+  RGPU_PROFILED(367, "cuStreamCreateWithPriority", phStream, flags, priority);
+  return api_.leave(create_stream(phStream, flags, priority));
 }
 
 CUresult cuStreamDestroy_v2(CUstream hStream) {
-  if (CUresult r = require_session(); r) return r;
+  RGPU_PROFILED(326, "cuStreamDestroy_v2", hStream);
+  if (CUresult r = require_session(); r) return api_.leave(r);
   Stream* stream = find(hStream);
-  if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   stream_gone(*stream);
   mirrors_lose_stream(*stream);
   managed_lose_stream(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
-  return submit(call);
+  return api_.leave(submit(call));
 }
 
 CUresult cuStreamSynchronize(CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(126, "cuStreamSynchronize", hStream);
+  api_.waits(3, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
-  if (CUresult r = stream_asked(stream); r) return r;
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+  if (CUresult r = stream_asked(stream); r) return api_.leave(r);
   if (finished(stream)) {
     print_device_text();
-    return require();
+    return api_.leave(require());
   }
   const auto marks = covered(stream);  // what was given before the wait
   wire::StreamSynchronize call{};
@@ -155,31 +163,34 @@ CUresult cuStreamSynchronize(CUstream hStream) {
     learned(stream.number, seq);
     for (const StreamMark& mark : marks) learned(mark.stream, mark.seq);
   });
-  if (r) return r;
+  if (r) return api_.leave(r);
   for (const StreamMark& mark : marks) raise(seen_of(mark), mark.stream == stream.number ? waited : mark.seq);
-  return require();
+  return api_.leave(require());
 }
 
 CUresult cuStreamQuery(CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(125, "cuStreamQuery", hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
-  if (CUresult r = stream_asked(stream); r) return r;
-  if (finished(stream)) return require();
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+  if (CUresult r = stream_asked(stream); r) return api_.leave(r);
+  if (finished(stream)) return api_.leave(require());
   flush();
-  return CUDA_ERROR_NOT_READY;
+  return api_.leave(CUDA_ERROR_NOT_READY);
 }
 
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(295, "cuStreamWaitEvent", hStream, hEvent, Flags);
+  api_.waits(2, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
   Event* event = find(hEvent);
-  if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
+  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (capture_matters()) {
     bool taken = false;
-    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return r;
+    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return api_.leave(r);
   }
   wire::StreamWaitEvent call{};
   call.stream = stream.number;
@@ -187,12 +198,12 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   call.flags = Flags;
   Section section;  // held until it is noted: two threads' records keep the journal's order
   std::uint64_t seq = 0;
-  if (CUresult r = section.publish(call, &seq); r) return r;
+  if (CUresult r = section.publish(call, &seq); r) return api_.leave(r);
   note_work(stream, seq);
-  if (!mirrors_in_use()) return CUDA_SUCCESS;
+  if (!mirrors_in_use()) return api_.leave(CUDA_SUCCESS);
   std::lock_guard guard(event->lock);
   waits_for(stream.number, seq, event->stream, event->record);
-  return CUDA_SUCCESS;
+  return api_.leave(CUDA_SUCCESS);
 }
 
 CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {

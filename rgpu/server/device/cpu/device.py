@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from rgpu.checkpoint.codec.frames import FramePool, host_pool
-from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
+from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region, TimesDone
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
@@ -263,7 +263,7 @@ class CpuDevice:
         self._streams.submit(Op(seq, work, what=what), launch.stream)
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
-        op, before = self._graphs.launch(seq, graph)
+        op, before = self._graphs.launch(seq, graph, self._streams.timing)
         self._streams.submit(op, stream, before)
 
     def launch_work(self, launch: Launch, conditions: dict[int, int] | None = None) -> Callable[[], None]:
@@ -414,6 +414,9 @@ class CpuDevice:
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         self._streams.await_event(Op(seq, done=done), event)
+
+    def timed(self, seq: int, stream: int, work: Callable[[], None], done: TimesDone) -> None:
+        self._streams.timed(work, done)
 
     # -- progress -------------------------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ One that has no value at a launch's beginning is 0 until a kernel sets it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from rgpu.session.objects.graphs import (
     apply_changes,
     every,
 )
+from rgpu.session.objects.spans import COPY, KERNEL, MEMSET, Span
 
 INVALID_VALUE, LAUNCH_FAILED = 1, 719
 Run = Callable[[], None]
@@ -56,6 +58,7 @@ class _Exec:
     last: Op | None = None
     first: dict[int, int] = field(default_factory=dict)  #: conditions when a launch begins, by handle
     conditions: dict[int, int] = field(default_factory=dict)  #: of the launch that runs
+    spans: list[Span] | None = None  #: where that launch notes its nodes' times; None: it does not
 
 
 class Graphs:
@@ -88,22 +91,28 @@ class Graphs:
         """Forget the executable graphs of a context."""
         self._execs = {number: found for number, found in self._execs.items() if found.context != context}
 
-    def launch(self, seq: int, number: int) -> tuple[Op, Op | None]:
-        """(the work, the launch that it comes behind). Raises :class:`DeviceError` as the node's own call would."""
+    def launch(self, seq: int, number: int, timed: bool = False) -> tuple[Op, Op | None]:
+        """(the work, the launch that it comes behind); ``timed``: it notes its nodes' times.
+
+        Raises :class:`DeviceError` as the node's own call would.
+        """
         found = self._find(number)
         for index, node in enumerate(found.nodes):
             if found.runs[index] is None:
-                found.runs[index] = self._prepare(node, found.conditions)
+                found.runs[index] = self._prepare(node, found)
+        spans: list[Span] | None = [] if timed else None
         runs = [run for run in found.runs if run is not None]
         first = found.first
 
         def execute() -> Any:
             found.conditions.clear()
             found.conditions.update(first)
+            found.spans = spans
             for run in runs:
                 run()
 
         before, found.last = found.last, Op(seq, execute, what="a graph")
+        found.last.spans = spans
         return found.last, before if before is not None and not before.complete else None
 
     def _find(self, number: int) -> _Exec:
@@ -112,23 +121,25 @@ class Graphs:
             raise DeviceError(f"no graph {number}", INVALID_HANDLE)
         return found
 
-    def _prepare(self, node: Node, conditions: dict[int, int]) -> Run:
+    def _prepare(self, node: Node, graph: _Exec) -> Run:
         if node.disabled or isinstance(node, EmptyNode):
             return _nothing
-        if isinstance(node, KernelNode):
-            return self._work.launch_work(Launch(node.module, node.function, node.grid, node.block, node.shared, 0,
-                                                 node.parameters, node.cooperative, node.attributes), conditions)
-        if isinstance(node, MemsetNode):
-            return self._work.fill_work(node.destination, node.pitch, node.width, node.height, node.element, node.value)
         if isinstance(node, ConditionalNode):
-            return self._conditional(node, conditions)
-        return self._copy(node)
+            return self._conditional(node, graph)
+        if isinstance(node, KernelNode):
+            run = self._work.launch_work(Launch(node.module, node.function, node.grid, node.block, node.shared, 0,
+                                                node.parameters, node.cooperative, node.attributes), graph.conditions)
+        elif isinstance(node, MemsetNode):
+            run = self._work.fill_work(node.destination, node.pitch, node.width, node.height, node.element, node.value)
+        else:
+            run = self._copy(node)
+        return _noting(node, run, graph)
 
-    def _conditional(self, node: ConditionalNode, conditions: dict[int, int]) -> Run:
-        bodies = [[self._prepare(inner, conditions) for inner in body] for body in node.bodies]
+    def _conditional(self, node: ConditionalNode, graph: _Exec) -> Run:
+        bodies = [[self._prepare(inner, graph) for inner in body] for body in node.bodies]
 
         def execute() -> None:
-            while (chosen := node.chosen(conditions[node.handle])) is not None:
+            while (chosen := node.chosen(graph.conditions[node.handle])) is not None:
                 if self._cancelled():
                     raise Fault(LAUNCH_FAILED, "a conditional node of a graph: cancelled")
                 for run in bodies[chosen]:
@@ -152,6 +163,27 @@ class Graphs:
 def _first(nodes: list[Node]) -> dict[int, int]:
     return {node.handle: node.value if node.assigned else 0 for node in every(nodes)
             if isinstance(node, ConditionalNode)}
+
+
+def _noting(node: KernelNode | MemsetNode | CopyNode, run: Run, graph: _Exec) -> Run:
+    """``run``, which also notes when it ran, in launches that a profiler sees."""
+    def execute() -> None:
+        if graph.spans is None:
+            run()
+            return
+        start = time.monotonic_ns()
+        run()
+        graph.spans.append(_span(node, start, time.monotonic_ns()))
+
+    return execute
+
+
+def _span(node: KernelNode | MemsetNode | CopyNode, start: int, end: int) -> Span:
+    if isinstance(node, KernelNode):
+        return Span(KERNEL, start, end, node.module, node.function, node.grid, node.block, node.shared)
+    if isinstance(node, MemsetNode):
+        return Span(MEMSET, start, end, bytes=node.width * node.height * node.element, value=node.value)
+    return Span(COPY, start, end, bytes=node.width * node.height * len(node.layers()))
 
 
 def _nothing() -> None:

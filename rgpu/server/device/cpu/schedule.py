@@ -24,6 +24,7 @@ from typing import Any
 
 from rgpu.session.calls.wire import LEGACY_STREAM
 from rgpu.session.errors import DeviceError
+from rgpu.session.objects.spans import Span
 
 INVALID_HANDLE, NOT_READY = 400, 600
 STREAM_NON_BLOCKING = 1
@@ -37,15 +38,17 @@ class Op:
     never needs a thread). ``stamp``: called under the mutex at completion.
     ``held``: a host function; complete only when it was released as well.
     ``what``: how it is called when somebody waits for it in vain. ``also``: further streams that it is work of.
+    ``spans``: when its parts ran, where that is asked for.
     """
 
     __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
-                 "released", "what", "also")
+                 "released", "what", "also", "spans")
 
     def __init__(self, seq: int, run: Callable[[], Any] | None = None, done: Callable[[int, Any], None] | None = None,
                  stamp: Callable[[], None] | None = None, held: bool = False, what: str = "") -> None:
         self.seq, self.run, self.done, self.stamp, self.held = seq, run, done, stamp, held
         self.what = what
+        self.spans: list[Span] | None = None
         self.stream: Stream | None = None
         self.also: list[Stream] = []
         self.waiting = 0

@@ -17,8 +17,10 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint.device import TimesDone
 from rgpu.server.device.cpu.schedule import INVALID_HANDLE, Op, Schedule
 from rgpu.session.errors import DeviceError
+from rgpu.session.objects.spans import CALL, Span
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +53,7 @@ class Streams:
         self._notify: Callable[[], None] | None = None
         self._notified = False
         self._let_go: set[int] = set()  #: host functions released ahead of their ``host_function_done``
+        self._timed: TimesDone | None = None
         self._closed = False
         self._working = 0  #: threads that execute an op now
         self._worked, self._working_since = 0.0, 0.0
@@ -58,6 +61,8 @@ class Streams:
     # -- giving work ------------------------------------------------------------
     def submit(self, op: Op, stream: int, after: Op | None = None) -> None:
         """Append ``op`` to a stream, and behind ``after``. Raises DeviceError(400) for an unknown stream, as all do."""
+        if self._timed is not None:
+            _time(op, self._timed)
         with self._mutex:
             ready = self.schedule.submit(op, self.schedule.stream(stream), after)
         self._start([op] if ready else [])
@@ -72,6 +77,19 @@ class Streams:
             submitting()
             ready = self.schedule.submit_joint(op, found)
         self._start([op] if ready else [])
+
+    def timed(self, work: Callable[[], None], done: TimesDone) -> None:
+        """``work`` submits one op: ``done`` is told its times in place of its own ``done``. By the applying thread."""
+        self._timed = done
+        try:
+            work()
+        finally:
+            self._timed = None
+
+    @property
+    def timing(self) -> bool:
+        """Whether the next op is to note its times."""
+        return self._timed is not None
 
     def await_stream(self, op: Op, stream: int | None) -> None:
         """Run the ordering op ``op`` when the stream (None: every stream) has done its work as of now."""
@@ -331,3 +349,20 @@ class Streams:
             self._closed = True
             self._work.notify_all()
             return self._changed.wait_for(lambda: not self._threads, timeout)
+
+
+def _time(op: Op, done: TimesDone) -> None:
+    """Have the op note when it runs, unless its parts do, and tell ``done``."""
+    run, spans = op.run, op.spans
+    assert run is not None, "work of a stream that a profiler may ask for"
+    noted: list[Span] = [] if spans is None else spans
+
+    def execute() -> Any:
+        start = time.monotonic_ns()
+        data = run()
+        if spans is None:
+            noted.append(Span(CALL, start, time.monotonic_ns()))
+        return data
+
+    op.run = execute
+    op.done = lambda result, data: done(result, noted, data)

@@ -19,7 +19,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from rgpu.checkpoint.codec.frames import FramePool
-from rgpu.checkpoint.device import Done, Launch, Region
+from rgpu.checkpoint.device import Done, Launch, Region, TimesDone
 from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
 from rgpu.server.derived import Derived
 from rgpu.server.device.cuda.engine import GRAPH, Engine
@@ -43,6 +43,7 @@ from rgpu.server.device.cuda.work.graphs import Graphs
 from rgpu.server.device.cuda.work.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.work.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.work.streams import Completion
+from rgpu.server.device.cuda.work.timing import Brought, Timings
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.addresses import GRANULE
 from rgpu.session.calls import decoders
@@ -120,6 +121,8 @@ class CudaDevice:
         self._modules: dict[int, modules.Module] = {}
         self._module_homes: dict[int, int] = {}
         self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
+        self._timings: dict[int, Timings] = {}  #: by the session's number of the GPU
+        self._brought: Brought | None = None  #: of the timed call that is being given to the GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
         self._arrays = Arrays(self._use_context, lambda context: self.gpus[self._homes.get(context, 0)].handles)
         self._graphs = Graphs(self._use_context, self._kernel, self._graph_made, self.engine.remove_graph)
@@ -473,6 +476,8 @@ class CudaDevice:
 
     def _answered(self, name: str, seq: int, done: Done, **args: Any) -> None:
         """The same for one with an answer."""
+        if self._brought is not None:
+            self._brought.expected, done = True, self._brought.bytes
         self.completion.expect(seq, done)
         try:
             self._ordered(name, seq, **args)
@@ -552,6 +557,17 @@ class CudaDevice:
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         self._answered("event_synchronize", seq, lambda result, data: done(result, None), event=event)
 
+    def timed(self, seq: int, stream: int, work: Callable[[], None], done: TimesDone) -> None:
+        handle = self._stream(stream)
+        device = self.completion.streams[stream].device
+        if device not in self._timings:
+            self._timings[device] = Timings(self.gpus[device].context)
+        self._brought = brought = Brought(done)
+        try:
+            self._timings[device].around(handle, work, brought.times)
+        finally:
+            self._brought = None
+
     # -- progress -------------------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
         self.completion.on_progress(notify)
@@ -584,7 +600,8 @@ class CudaDevice:
             return 0.0 if self._closed else int(self.engine.worked()) / 1e9
 
     def drain(self, timeout: float) -> bool:
-        drained = bool(self.engine.drain(int(timeout * 1e9)))
+        drained = bool(self.engine.drain(int(timeout * 1e9))) and all(
+            timings.drain(timeout) for timings in self._timings.values())
         if drained and not self.error:
             for gpu in self.gpus:
                 gpu.use()
@@ -757,6 +774,8 @@ class CudaDevice:
     def close(self) -> None:
         self.drain(1.0)  # copies under way read and write memory that is given back below
         self._host_functions.stop()
+        for timings in self._timings.values():
+            timings.stop()
         self.completion.stop()
         self._use()
         if self.text is not None:

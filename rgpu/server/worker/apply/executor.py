@@ -13,8 +13,10 @@ sticks.
 
 from __future__ import annotations
 
+import secrets
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -26,7 +28,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record
-from rgpu.session.objects import collectives, graphs, module_table
+from rgpu.session.objects import collectives, graphs, module_table, spans
 from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.module_table import GlobalVariable
 
@@ -67,6 +69,7 @@ class Executor:
         self._contexts: dict[int, int] = {}  #: the session's number of each one's device
         #: where variables of modules stood, by the position of a load that is still to be applied again
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
+        self.clock = secrets.randbits(63)  #: names the clock of this process, which times are given on
         self.replayed: Callable[[int], bool] = lambda seq: False  #: whether an earlier owner may have applied that call
         self.epoch: Callable[[], int] = lambda: 0
         self.recovering = False  #: a replay may follow the rebuild under way
@@ -124,7 +127,10 @@ class Executor:
     def _failed(self, record: Record, call: Any, error: DeviceError) -> None:
         if call.answer is not Answer.ASYNC:
             self._answer(record.seq, error.result, b"", None)
-            return
+            inner = BY_ID.get(decoders.decode(call.id, record.args).call) if call.name == "timed" else None
+            if inner is None or inner.answer is not Answer.ASYNC:  # else nobody but a profiler is told
+                return
+            call = inner
         if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
             self.broken = self.broken or error.result
             self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
@@ -393,6 +399,25 @@ class Executor:
         """Destroy an executable graph."""
         self.device.destroy_graph(args.exec)
 
+    # -- profiling ----------------------------------------------------------------
+    def timed(self, record: Record, args: Any) -> None:
+        """Do what another call does, and answer with when the device did it.
+
+        Raises :class:`DeviceError`: the inner call's, INVALID_VALUE for one that cannot be timed.
+        """
+        received, inner = time.monotonic_ns(), BY_ID.get(args.call)
+        if inner is None or inner.name not in TIMED:
+            raise DeviceError(f"call {args.call} cannot be timed", CUDA_ERROR_INVALID_VALUE)
+        work = Record(record.seq, inner.id, bytes(args.arguments), record.payload, record.thread, record.flags)
+        decoded = decoders.decode(inner.id, work.args)
+
+        def done(result: int, times: Sequence[spans.Span], data: Any) -> None:
+            reply = b"" if result else decoders.encode_reply("timed", times=spans.encode(
+                self.clock, received, time.monotonic_ns(), times))
+            self._answer(record.seq, result, reply, data)
+
+        self.device.timed(record.seq, args.stream, lambda: getattr(self, inner.name)(work, decoded), done)
+
     # -- streams and events ---------------------------------------------------
     def stream_create(self, record: Record, args: Any) -> None:
         """Make a stream."""
@@ -468,6 +493,10 @@ class Executor:
         if args.call > self.restored:  # else its stream was let go before the module binary was made (lookahead.py)
             self.device.host_function_done(args.call)
 
+
+#: Calls that a profiler may have timed.
+TIMED = frozenset({"launch", "graph_launch", "memset", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy2d_h2d",
+                   "memcpy2d_d2h", "memcpy2d_d2d"})
 
 #: Calls that no one awaits but whose failure breaks a promise made to the program.
 _PROMISED = frozenset({"memory_map", "memory_allocate", "host_allocate", "context_create", "stream_create",

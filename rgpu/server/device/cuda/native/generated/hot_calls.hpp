@@ -318,6 +318,7 @@ inline bool awaited(uint16_t id) {
         case 80:  // array_create
         case 84:  // texture_create
         case 110:  // communicator_create
+        case 160:  // timed
             return true;
         default: return false;
     }

@@ -1,0 +1,1 @@
+"""The profiling library: CUPTI's activity API, answered by the driver library."""

@@ -1,0 +1,144 @@
+"""When the GPU did the work of a call, by two timing events around it.
+
+An event is recorded in front of the work and behind it, in its stream, so the span holds also what the GPU does between
+the two and the work itself: about a microsecond. Times are brought to the host's monotonic clock by a *base*: an
+event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it.
+``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats,
+so a new base is made once the last is a second old.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from rgpu.checkpoint.device import TimesDone
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.objects.spans import CALL, Span
+
+BASE_SECONDS = 1.0  #: of age at most
+POLL = 0.00005  #: seconds between two looks
+CUDA_ERROR_NOT_READY = 600
+
+
+class Brought:
+    """Joins the times of a copy to the host with its bytes, which come from another thread."""
+
+    def __init__(self, done: TimesDone) -> None:
+        self._done = done
+        self._lock = threading.Lock()
+        self._times: tuple[int, Sequence[Span]] | None = None
+        self._bytes: tuple[int, Any] | None = None
+        self.expected = False  #: bytes will come
+
+    def times(self, result: int, spans: Sequence[Span], data: Any) -> None:
+        """The times are known."""
+        with self._lock:
+            self._times = (result, spans)
+        self._tell()
+
+    def bytes(self, result: int, data: Any) -> None:
+        """The bytes are there: in the place of the copy's own done()."""
+        with self._lock:
+            self._bytes = (result, data)
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if self._times is None or (self.expected and self._bytes is None):
+                return
+            (result, spans), (failed, data) = self._times, self._bytes or (0, None)
+            self._times = None
+        self._done(failed or result, spans, data)
+
+
+class Timings:
+    """The timed calls of one GPU's context."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._changed = threading.Condition()
+        self._open: list[tuple[Any, Any, int, Any, TimesDone]] = []  #: (first, last, number of base, its base, done)
+        self._base: tuple[Any, int] | None = None  #: (event, ns)
+        self._stream: Any = None
+        self._stopped = False
+        self._answering = 0
+        self._thread: threading.Thread | None = None
+
+    def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
+        """Do ``work``, which gives the stream its work; ``done`` is told. The stream's context is current."""
+        with self._changed:
+            base = self._fresh_base()
+            first, last = (check(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2))
+            check(driver.cuEventRecord(first, stream), "cuEventRecord")
+            work()
+            check(driver.cuEventRecord(last, stream), "cuEventRecord")
+            self._open.append((first, last, base[1], base[0], done))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="cuda-timings", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Whether every call was answered, within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open and not self._answering, seconds)
+
+    def stop(self) -> None:
+        """End the thread; what is open is never answered."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _fresh_base(self) -> tuple[Any, int]:
+        now = time.monotonic_ns()
+        if self._base is None or now - self._base[1] > BASE_SECONDS * 1e9:
+            if self._stream is None:
+                self._stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING),
+                                     "cuStreamCreate")
+            event = check(driver.cuEventCreate(0), "cuEventCreate")
+            before = time.monotonic_ns()
+            check(driver.cuEventRecord(event, self._stream), "cuEventRecord")
+            check(driver.cuEventSynchronize(event), "cuEventSynchronize")
+            self._base = (event, (before + time.monotonic_ns()) // 2)
+        return self._base
+
+    def _watch(self) -> None:
+        driver.cuCtxSetCurrent(self._context)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._open)
+                if self._stopped:
+                    return
+                ended = [one for one in self._open if int(driver.cuEventQuery(one[1])[0]) != CUDA_ERROR_NOT_READY]
+                self._open = [one for one in self._open if one not in ended]
+                self._answering = len(ended)
+            for first, last, base_time, base, done in ended:
+                result, spans = self._span(first, last, base_time, base)
+                done(result, spans, None)
+            if ended:
+                with self._changed:
+                    self._answering = 0
+                    self._changed.notify_all()
+            else:
+                time.sleep(POLL)
+
+    @staticmethod
+    def _span(first: Any, last: Any, base_time: int, base: Any) -> tuple[int, Sequence[Span]]:
+        """(CUresult, the one span)."""
+        try:
+            after = check(driver.cuEventElapsedTime(base, first), "cuEventElapsedTime")
+            length = check(driver.cuEventElapsedTime(first, last), "cuEventElapsedTime")
+        except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be asked
+            return int(getattr(error, "result", 999)), ()
+        finally:
+            driver.cuEventDestroy(first)
+            driver.cuEventDestroy(last)
+        start = base_time + int(after * 1e6)
+        return 0, (Span(CALL, start, start + max(1, int(length * 1e6))),)
