@@ -19,6 +19,7 @@
 
 #include "api.hpp"
 #include "collectives.hpp"
+#include "compile_cache.hpp"
 #include "context.hpp"
 #include "device.hpp"
 #include "handshake_md2.hpp"
@@ -32,11 +33,11 @@ namespace {
 using Words = const void* const*;
 
 enum Table : unsigned {
-    kCudart, kHooks, kToolsTls, kStorage, kContextChecks, kSelfTest, kCublas, kCublasLt, kModuleFunctions
+    kCudart, kHooks, kToolsTls, kStorage, kContextChecks, kSelfTest, kCublas, kCublasLt, kModuleFunctions, kNvrtc
 };
 constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOOKS", "TOOLS_TLS",
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
-                                       "module functions"};
+                                       "module functions", "NVRTC"};
 
 // Called by a library that goes on without it, at full speed (docs/developers/shim.md): cuBLASLt's 4 (which group each
 // multiprocessor belongs to) by its GEMM on Hopper.
@@ -255,6 +256,15 @@ Words functions_table() {
     return words.data();
 }
 
+Words nvrtc_table() {
+    static const auto words = make<kNvrtc, 7>({{1, address_of(&compile_cache::make_key)},
+                                               {2, address_of(&compile_cache::end_key)},
+                                               {3, address_of(&compile_cache::find)},
+                                               {4, address_of(&compile_cache::keep)},
+                                               {6, address_of(&compile_cache::end_data)}});
+    return words.data();
+}
+
 // Of our libcupti.so: profile_table.hpp.
 Words profile_table() { return reinterpret_cast<Words>(profile::table()); }
 
@@ -304,7 +314,7 @@ constexpr Known kKnown[] = {
     {kCollectivesTable, collectives_words},  // ours: asked for by our libnccl.so.2
     {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // asked for by libcudart 12.9 and later
     {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // by the real libnvidia-ml
-    {"da9151d33ae6cc41a5c04f26d533e328", nullptr},  // by NVRTC
+    {"da9151d33ae6cc41a5c04f26d533e328", nvrtc_table},
 };
 
 std::array<char, 33> hexadecimal(const CUuuid& uuid) {
