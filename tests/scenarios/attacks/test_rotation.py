@@ -123,6 +123,7 @@ def heat(pool: LocalPool, name: str, rest: float, host: str = "") -> Program:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_sessions_notice_nothing_and_the_old_secret_opens_nothing(rotated: Rotated) -> None:
     pool = rotated.pool
     rotated.start("--join", pool.rgpu("keys", "invite", "--host", "node-x")["token"])

@@ -30,7 +30,8 @@ def attach_meanwhile(pool: NarrowPool, session: str, seconds: float) -> Asker:
     return asker
 
 
-@pytest.mark.parametrize("says", ["nothing", "signature", "head"])
+@pytest.mark.parametrize("says", [pytest.param("nothing", marks=pytest.mark.slow), "signature",
+                                  pytest.param("head", marks=pytest.mark.slow)])
 def test_thousands_of_connections_that_prove_nothing(narrow: NarrowPool, says: str) -> None:
     program = narrow.heat("steady", n=32, steps=100000, rest=0.1)
     program.wait_lines(2)

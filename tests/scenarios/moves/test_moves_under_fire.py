@@ -173,7 +173,7 @@ def test_a_link_breaks(case: str, expected: str, tmp_path: Path) -> None:
         fire.survive(expected)
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("way", ["in", pytest.param("out", marks=pytest.mark.slow)])
 def test_a_frame_that_never_ends(way: str, expected: str) -> None:
     """Its length was damaged, and both sides say so little then that it would be complete in hours."""
     fire = Fire(f"longer {way}")

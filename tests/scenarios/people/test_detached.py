@@ -39,6 +39,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_it_outlives_its_terminal_a_move_and_a_kill(pool: LocalPool, heat_digest: Callable[..., str]) -> None:
     script = f'{" ".join(RGPU)} run -d --name heat --host node-a -- "$@"; echo "code $?"; sleep 600'
     pid, master = in_terminal(pool, "sh", "-c", script, "sh", *HEAT)

@@ -79,6 +79,7 @@ def test_in_a_full_pool_nothing_starts_and_the_queue_waits_before_the_start(pool
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_session_moves_before_its_program_uses_it(pool: LocalPool, tmp_path: Path,
                                                     heat_digest: Callable[..., str]) -> None:
     """Its client is no silent one meanwhile, however short the grace is."""

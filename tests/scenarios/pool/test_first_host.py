@@ -53,6 +53,7 @@ def refused(pool: HostsPool, host: str, *options: str) -> str:
     return log.read_text()[before:]
 
 
+@pytest.mark.slow
 def test_the_first_host_is_destroyed(pool: HostsPool) -> None:
     for folder in pool.folders.values():
         wait_described(pool, folder, {FIRST, SECOND, THIRD})

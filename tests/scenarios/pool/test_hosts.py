@@ -243,6 +243,7 @@ def test_left_alone_nothing_fails_over(tmp_path: Path, network: Network) -> None
     assert told["elect"] == 0, "the leader stayed"
 
 
+@pytest.mark.slow
 def test_some_trouble(tmp_path: Path, network: Network) -> None:
     done, told = run(tmp_path, network, sessions=4, seconds=35, seed=2, coordinator_each=12.0)
     assert done["coordinators killed"] and sum(done.values()) >= 2, done

@@ -60,7 +60,7 @@ DISTURBANCES = {"quiet": lambda pool, name: None, "kill": kill, "stop": stop, "a
                 "copy": move("copy"), "replay": move("replay")}
 
 
-SELDOM = {"stop", "agent", "replay"}  #: tried when everything is asked for
+SELDOM = {"stop", "agent", "replay", "quiet", "copy"}  #: tried when everything is asked for
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] if how in SELDOM else [])

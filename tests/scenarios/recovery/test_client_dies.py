@@ -117,6 +117,7 @@ def test_the_place_is_free_after_the_grace(pool: LocalPool) -> None:
     assert len(workers(pool)) == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_only_stands_still_is_not_silent(pool: LocalPool) -> None:
     """Ctrl-Z: its host answers for it."""
     program = held(pool, "s")
@@ -145,7 +146,7 @@ def _parent(path: Path) -> int:
         return -1
 
 
-@pytest.mark.parametrize("what", ["frozen", "killed"])
+@pytest.mark.parametrize("what", [pytest.param("frozen", marks=pytest.mark.slow), "killed"])
 def test_the_daemon_is_away_meanwhile(pool: LocalPool, what: str) -> None:
     """Frozen for longer than its lease, or killed and started again: nobody waits another grace for that."""
     program = held(pool, "s")
@@ -164,7 +165,7 @@ def test_the_daemon_is_away_meanwhile(pool: LocalPool, what: str) -> None:
     eventually(lambda: not workers(pool), "a worker is left", 20, every=0.2)
 
 
-@pytest.mark.parametrize("what", ["frozen", "killed"])
+@pytest.mark.parametrize("what", [pytest.param("frozen", marks=pytest.mark.slow), "killed"])
 def test_a_program_that_ends_while_its_daemon_is_away(pool: LocalPool, what: str) -> None:
     """It said so, to whom nobody listened: its session is over as soon as the daemon is back, not after a grace."""
     program = held(pool, "s", "--client-grace", "1h")

@@ -53,7 +53,7 @@ def test_in_a_recovery(case: str, expected: str) -> None:
         assert "recover" in [event["decision"] for event in fire.pool.rgpu("history", "fire")]
 
 
-@pytest.mark.parametrize("action", ["kill", "stop"])
+@pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_while_a_session_is_made(tmp_path: Path, expected: str, action: str) -> None:
     """The record is there, its worker not yet: the program asks again, and gets its session from the next leader."""
     pool = LocalPool(tmp_path, nodes=3, lease=3.0)

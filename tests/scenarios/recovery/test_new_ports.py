@@ -78,6 +78,7 @@ def wait_told(log: Path, address: str) -> None:
                lambda: f"nobody told the agent of {address}:\n{log.read_text()[-3000:]}", 30, every=0.1)
 
 
+@pytest.mark.slow
 def test_an_agent_finds_a_pool_whose_daemons_came_back_elsewhere(
         pool: MovingPool, heat_digest: Callable[..., str]) -> None:
     """Its worker was adopted, and dies later: the agent knew none of the addresses that anybody listens at."""

@@ -117,7 +117,7 @@ def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
     assert done == moves
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> None:
     """kill -9 of the worker, without and with a checkpoint: its node brings it back."""
     program = pool.heat(f"worker-{checkpoint}")

@@ -50,7 +50,7 @@ def digest(lanes: WatchedPool, tmp_path_factory: pytest.TempPathFactory) -> str:
     return found
 
 
-@pytest.mark.parametrize("recover", ["on", "off"])
+@pytest.mark.parametrize("recover", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_long_copies_go_over_lanes(lanes: WatchedPool, digest: str, tmp_path: Path, recover: str) -> None:
     staged = begin(lanes, tmp_path, f"lanes-{recover}", "--recover", recover)
     staged.open(1, 2)
@@ -59,6 +59,7 @@ def test_long_copies_go_over_lanes(lanes: WatchedPool, digest: str, tmp_path: Pa
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_slow_link_is_not_a_broken_one(lanes: WatchedPool, digest: str, tmp_path: Path) -> None:
     """A long message takes longer than a silent link would be waited for: nothing is opened anew."""
     staged = begin(lanes, tmp_path, "slow")
@@ -75,7 +76,7 @@ def test_a_slow_link_is_not_a_broken_one(lanes: WatchedPool, digest: str, tmp_pa
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["kill", "checkpoint"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.slow), "checkpoint"])
 def test_a_worker_dies(lanes: WatchedPool, digest: str, tmp_path: Path, how: str) -> None:
     """Each link opens lanes of its own."""
     name = f"dies-{how}"

@@ -22,7 +22,7 @@ def line(name: str, *arguments: object) -> tuple[str, ...]:
     return (sys.executable, "-W", "ignore", str(PROGRAMS / f"{name}.py"), *map(str, arguments))
 
 
-@pytest.mark.parametrize("how", ["killed", "moved"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.slow), "moved"])
 def test_threads_ordered_only_on_the_host(pool: LocalPool, tmp_path: Path, how: str) -> None:
     """The program checks its own sum: a replay in another order would fail it."""
     program = pool.run(*line("two_threads", 1500, tmp_path / "released"), name=f"threads-{how}")
@@ -117,8 +117,9 @@ def test_restore_and_a_damaged_binary(pool: LocalPool) -> None:
     program = pool.heat("restored", steps=20000)
     program.wait_lines(3)
     binary = pool.rgpu("checkpoint", "restored")["image"]
+    before = pool.session("restored")["epoch"]
     back = pool.rgpu("restore", binary)
-    assert back["session"] == "restored" and back["epoch"] == 2 and back["position"] > 0
+    assert back["session"] == "restored" and back["epoch"] > before and back["position"] > 0
     lines = len(program.lines)
     program.wait_lines(lines + 2)
     with pytest.raises(VerbError) as error:

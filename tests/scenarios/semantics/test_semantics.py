@@ -33,7 +33,12 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("program", DISTURBED)
+#: Tried when everything is asked for; each has a like among the others, or among the programs of the chaos.
+SELDOM = {"handoff", "churn", "pinned", "hostfuncs", "virtual"}
+
+
+@pytest.mark.parametrize("program", [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else [])
+                                     for name in DISTURBED])
 def test_moved_and_killed(pool: LocalPool, tmp_path: Path, program: str) -> None:
     """Each checks every byte of its own against a model on the host."""
     staged = Staged(pool, tmp_path, program)
@@ -164,6 +169,7 @@ def moved_and_killed(pool: LocalPool, program: Program) -> int:
     return int(row["epoch"])
 
 
+@pytest.mark.slow  # of numba there is a program in the chaos of each run
 def test_numba_moved_and_killed(pool: LocalPool, tmp_path: Path) -> None:
     """Moved, then its worker killed, while calls go on: the digest of an undisturbed run."""
     command = (str(EXAMPLES / "numba_life.py"), "--n", "64", "--steps", "2000")
