@@ -108,7 +108,7 @@ class Journal:
                 self._runs.append(run)
                 self._add(run.size)
                 self._open_size = run.size
-        if whole and closing:
+        if whole and closing and self.walker.entered:  # without a log segment nothing of what refers to it was seen
             for index in closing:  # closed before the walk: no call that we have not seen refers to it
                 bulks[index].closed = True
             self.news_closed = True

@@ -95,6 +95,20 @@ def test_a_cursor_follows_what_grows(parts: list[int], seed: int, limit: int) ->
     assert [record.seq for record in RecordReader().feed(got)] == list(range(1, sum(parts) + 1))
 
 
+def test_a_payload_segment_is_kept_until_the_log_that_refers_to_it_was_seen() -> None:
+    """The first one is full, and closed, before the message about the log has been read."""
+    offers: list[FakeSegment] = []
+    journal, shim = Journal(Policy()), fake_shim.Journal(offers.append)
+    for _ in range(3):
+        shim.append("memcpy_h2d", ARGS, bytes(100_000), external=True)
+    assert [segment.kind for segment in offers] == [1, 0, 1]
+    for number, segment in enumerate(offers):
+        journal.offer(offered(segment))
+        calls = journal.advance()
+        assert journal.released() == [] and len(calls) == (0, 2, 1)[number]
+    assert drain(journal, journal.cursor(1)) == b"".join(shim.wire)
+
+
 def test_without_recovery_what_was_applied_goes_back() -> None:
     journal, shim = pair()
     fill(shim, 400)
