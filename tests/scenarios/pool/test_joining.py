@@ -75,6 +75,7 @@ def test_one_that_only_leads(fresh_pool: LocalPool) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_joined_served_scraped_and_left(fresh_pool: LocalPool) -> None:
     pool, folder = fresh_pool, fresh_pool.folder / "joined"
     token = pool.rgpu("keys", "invite", "--host", "node-x")["token"]

@@ -104,6 +104,7 @@ def one(pool: LocalPool, number: int) -> str:
 
 
 @pytest.mark.parametrize("users", ["", pytest.param(USERS, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_sessions_killed_at_random_moments_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                          users: str) -> None:
     if users and "root" in host.missing():

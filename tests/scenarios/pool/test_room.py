@@ -66,6 +66,7 @@ def in_line(pool: LocalPool, name: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_room_is_made_by_the_predicted_moves(pool: LocalPool, stage: Stage, digest: str) -> None:
     """A quarter, a quarter | 0.6 | 0.7: 1.2 devices are free, and a whole one nowhere; two moves make it."""
     for name, share, host in (("small-1", 0.25, "node-a"), ("small-2", 0.25, "node-a"), ("middle", 0.6, "node-b"),
