@@ -71,8 +71,8 @@ def test_a_worker_that_takes_all_its_memory_ends_alone_and_the_daemon_is_told_wh
         boxes.release(greedy)
 
     asyncio.run(work())
-    eventually(lambda: not boxes.cgroups.left(boxes._prefix), within=5, every=0.05)
-    assert not boxes.cgroups.left(boxes._prefix) and not list((boxes.directory / "homes").iterdir())
+    eventually(lambda: not boxes.cgroups.left(boxes._prefix) and not list((boxes.directory / "homes").iterdir()),
+               "a group or a home is left", within=20, every=0.05)
 
 
 def unified(folder: Path, controllers: str = "cpu memory pids") -> tuple[Path, Path]:
