@@ -331,7 +331,7 @@ def test_more_changes_than_one_message_takes(single: EtcdCluster) -> None:
         await follower.stop()
         assert [change.revision for change in follower.changes] == list(range(start + 1, last + 1))
 
-    use(single.address(prefix()), test)
+    use(single.address(prefix(), timeout=60), test)  # 70 MB on a loaded machine's disk take their time
 
 
 def test_a_listing_of_many_pages_is_one_moment(single: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ from rgpu.server.device.cpu.ptx.errors import CompileLimit
 from rgpu.server.device.cpu.ptx.machine import compiling
 from rgpu.server.device.cpu.ptx.syntax.parser import parse
 from tests.support.cpu.ptx import HEADER, launch, ptx
+
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def labels(count: int) -> str:
@@ -44,18 +50,34 @@ def test_a_kernel_of_thousands_of_labels_runs_as_any_other() -> None:
     assert (out == np.minimum(np.arange(32) * 100, 3000)).all()
 
 
-@pytest.mark.parametrize("make", [labels, upwards])
-def test_time_grows_with_the_size_and_not_with_its_square(make: Callable[[int], str]) -> None:
-    def seconds(count: int) -> float:
-        functions = parse(HEADER + make(count), 75).functions
-        began = time.process_time()
-        flow.blocks_of(functions["k"], 0)
-        parse_module(HEADER + make(count))
-        return time.process_time() - began
+def lines_run(work: Callable[[], object]) -> int:
+    """The number of lines of Python that a piece of work runs: what it takes, without the machine's load in it."""
+    lines = 0
 
-    seconds(200)
-    small, large = min(seconds(500 + i) for i in range(3)), min(seconds(4000 + i) for i in range(2))
-    assert large < 32 * small, "8 times as large; its square would be 64 times as long"
+    def local(_frame: FrameType, event: str, _arg: object) -> TraceFunction:
+        nonlocal lines
+        lines += event == "line"
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(local)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("make", [labels, upwards])
+def test_work_grows_with_the_size_and_not_with_its_square(make: Callable[[int], str]) -> None:
+    def work(count: int) -> None:
+        flow.blocks_of(parse(HEADER + make(count), 75).functions["k"], 0)
+        parse_module(HEADER + make(count))
+
+    work(100)
+    small, large = lines_run(lambda: work(250)), lines_run(lambda: work(2000))
+    assert small > 250 * 100, "counted at all"
+    assert large < 10 * small, "8 times as large; its square would be 64 times as many"
 
 
 @pytest.mark.parametrize(("limits", "why"), [({"seconds": 1}, "1 s"), ({"memory": 300 << 20}, "300 MiB")])
