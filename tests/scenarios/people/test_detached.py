@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, TimedOut, UsageError
+from tests.support import user_manager
 from tests.support.detached import RGPU, ask, detach, in_terminal, output, read_terminal, record, says
 from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool
@@ -227,6 +228,26 @@ def test_a_user_manager_has_the_supervisor_where_there_is_one(pool: LocalPool, t
     assert ask(pool, "wait", "scoped").returncode == 0
     unit = record(pool, "scoped")["how"].removeprefix("systemd scope ")
     assert unit.startswith("rgpu-scoped-") and f"--user --scope --quiet --collect --unit={unit}" in said.read_text()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(user_manager.unavailable()), reason=user_manager.unavailable())
+def test_the_end_of_a_login_spares_it(pool: LocalPool) -> None:
+    """A real systemd ends all that a login started: not the run, which is in a scope of its own."""
+    login = f"sleep 600 & {' '.join(RGPU)} run -d --name stays -- {sys.executable} -c '{COUNTS}' && wait"
+    with user_manager.UserManager() as manager:
+        shell = manager.start(("systemd-run", "--user", "--scope", "--quiet", "--unit=login.scope", "sh", "-c", login),
+                              pool.environment)
+        says(pool, "stays", "ready")
+        assert manager.members("login.scope"), "what is left of the login waits"
+        assert manager.run("systemctl", "--user", "stop", "login.scope").returncode == 0
+        assert shell.wait(30) != 0
+        unit = record(pool, "stays")["how"].removeprefix("systemd scope ")
+        assert unit in manager.run("systemctl", "--user", "list-units", "--plain", "rgpu-*").stdout
+        pids = {record(pool, "stays")[who]["pid"] for who in ("supervisor", "agent", "program")}
+        assert pids <= manager.members(unit)
+        assert ask(pool, "signal", "stays", "TERM").returncode == 0
+        assert ask(pool, "wait", "stays").returncode == 7, "it was there until it was told to end"
 
 
 @pytest.mark.timeout(300)

@@ -17,7 +17,6 @@ from rgpu.server.device.cpu.ptx.machine import compiling
 from rgpu.server.device.cpu.ptx.syntax.parser import parse
 from tests.support.cpu.ptx import HEADER, launch, ptx
 
-
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
