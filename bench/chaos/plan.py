@@ -15,7 +15,7 @@ DECK = {"kill worker": 5, "freeze worker": 3, "kill daemon": 2, "freeze daemon":
         "move by copy": 5, "move by replay": 5, "checkpoint": 4, "full store": 1, "leader dies in a move": 3}
 #: The coordinator's commands of a move, in their order; it may die before each and after each.
 STEPS = tuple(f"{command}{after}" for command in (
-    "write_begin", "command_receive", "command_send", "write_ready", "write_commit", "settle", "write_clear")
+    "write_begin", "command_receive", "command_send", "write_ready", "write_commit", "reconcile", "write_clear")
     for after in ("", ".done"))
 #: Disturbances after which work has to be done again or elsewhere: what follows them at once comes during it.
 LASTING = ("kill worker", "move by copy", "move by replay", "leader dies in a move", "checkpoint", "full store")

@@ -14,12 +14,12 @@ worker.describe  session, forecast, moving                 state, epoch, positio
 move.receive     session, move, epoch (the one it would    address, ticket, secret, spare, phases_ms
                  get), quota, device, source
 move.send        session, move, address, ticket, secret,   rounds, pages_total, pages_sent, bytes_sent, verified,
-                 host, wishes (``options.py``)              position, mode, why, expected, mismatched_pages,
+                 host, options (``options.py``)            position, mode, why, expected, mismatched_pages,
                                                            repaired_bytes, sampled_pages, sampled_mismatches,
                                                            brownout_ms, bytes_pulled, pages_by, pages_why,
                                                            phases_ms, page_rounds,
                                                            pause_ms (from the pause to this answer, and the cut's)
-move.settle      session, move                             done: what ``reconcile.py`` said
+move.reconcile   session, move                             done: what ``reconcile.py`` said
 session.image    session, image                            image, position, epoch, pages, bytes, unchanged_pages,
                                                            raw_bytes, pause_ms, drain_ms, total_ms, cut_bytes,
                                                            paused_bytes (docs/developers/image-format.md)

@@ -50,7 +50,7 @@ def _elsewhere(role: DestinationRole, event: Event) -> str:
 def _off(state: str) -> Iterator[Row]:
     """Nothing that is here may serve: the source goes on, or was recovered elsewhere."""
     yield Row(state, "failed", "discarded", ("report_failed", "discard"), "the session cannot be taken here")
-    yield Row(state, "settle_discard", "discarded", ("discard",), "the move is off")
+    yield Row(state, "reconcile_discard", "discarded", ("discard",), "the move is off")
 
 
 TABLE: tuple[Row, ...] = (
@@ -66,8 +66,8 @@ TABLE: tuple[Row, ...] = (
     Row("verified", "link_ended", "verified", (), "the source has nothing to add: what came was all of it"),
     Row("verified", "replay_begins", "discarded", ("report_failed", "discard"), "not from the cut on", "elsewhere"),
     Row("verified", "replay_begins", "replaying", ("begin_replay", "listen"), "what came was a cut; its calls follow"),
-    Row("verified", "settle_activate", "active", ("activate",), "the record says committed to this node"),
-    Row("verified", "settle_discard", "discarded", ("discard",), "the record says that the move is off"),
+    Row("verified", "reconcile_activate", "active", ("activate",), "the record says committed to this node"),
+    Row("verified", "reconcile_discard", "discarded", ("discard",), "the record says that the move is off"),
     Row("replaying", "calls", "replaying", ("apply_calls", "listen"), "calls since the cut; no answer leaves"),
     Row("replaying", "ping", "replaying", ("answer_ping", "listen"), "the source asks how far the replay is"),
     Row("replaying", "sample", "replaying", ("compare_sample", "listen"), "the source stood here: do its pages match?"),
@@ -76,10 +76,10 @@ TABLE: tuple[Row, ...] = (
     *_off("replaying"),
     Row("comparing", "compared", "repairing", ("repair",), "what differs is asked for"),
     *_off("comparing"),
-    Row("repairing", "repaired", "settling", ("settle_replay",), "every page has the source's hash"),
+    Row("repairing", "repaired", "finishing", ("finish_replay",), "every page has the source's hash"),
     *_off("repairing"),
-    Row("settling", "settled", "verified", ("report_verified",), "answers, events and clock are the source's"),
-    *_off("settling"),
+    Row("finishing", "finished", "verified", ("report_verified",), "answers, events and clock are the source's"),
+    *_off("finishing"),
 )
 
 DESTINATION: Machine[DestinationRole] = Machine(

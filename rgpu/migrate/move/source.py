@@ -161,7 +161,7 @@ def _note(role: SourceRole, event: Event) -> dict[str, object]:
             return {"paused_at": event.now, "deadline": event.now + role.options.limit}
         case "failed":
             return {"copy_may_help": role.state in BY_REPLAY}
-        case "verified" | "settle_resume":
+        case "verified" | "reconcile_resume":
             return {"copy_may_help": False}
     return {}
 
@@ -345,13 +345,13 @@ def _on(state: str, event: str) -> Iterator[Row]:
 def _off(state: str, *undo: str) -> Iterator[Row]:
     """Nobody can have been told that the copy is good: whatever happens, the program goes on here."""
     yield Row(state, "failed", "running", (*undo, "report_failed"), "the move failed; the session runs on")
-    yield Row(state, "settle_resume", "running", (*undo, "report_failed"), "the move was called off")
-    yield Row(state, "settle_forget", "forgotten", ("forget",), "somebody else owns the session")
+    yield Row(state, "reconcile_resume", "running", (*undo, "report_failed"), "the move was called off")
+    yield Row(state, "reconcile_forget", "forgotten", ("forget",), "somebody else owns the session")
 
 
 def _decided(state: str) -> Iterator[Row]:
-    yield Row(state, "settle_resume", "running", ("resume",), "the record says aborted")
-    yield Row(state, "settle_forget", "forgotten", ("forget",), "the record says that another owns the session")
+    yield Row(state, "reconcile_resume", "running", ("resume",), "the record says aborted")
+    yield Row(state, "reconcile_forget", "forgotten", ("forget",), "the record says that another owns the session")
 
 
 TABLE: tuple[Row, ...] = (
@@ -414,7 +414,7 @@ TABLE: tuple[Row, ...] = (
     Row("withdrawing", "abort_unknown", "asking", ("read_record",), "the abort's outcome is not known"),
     Row("withdrawing", "tick", "withdrawing", ("write_abort",), "nobody said what became of the abort", "overdue"),
     *_decided("withdrawing"),
-    Row("asking", "settle_wait", "withdrawing", ("write_abort",), "the move is still open"),
+    Row("asking", "reconcile_wait", "withdrawing", ("write_abort",), "the move is still open"),
     Row("asking", "tick", "asking", ("read_record",), "the registry did not answer", "overdue"),
     *_decided("asking"),
 )

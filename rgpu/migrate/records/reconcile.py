@@ -1,6 +1,6 @@
 """What a node must do about a session that it holds, given the record it read (OWNERSHIP 1, 2). Pure.
 
-``move.settle``, a node's return after it lost the registry, and the adoption of
+``move.reconcile``, a node's return after it lost the registry, and the adoption of
 workers all ask this. Nothing here guesses: an outcome that the record does not
 decide leaves a paused session paused.
 
@@ -33,8 +33,9 @@ Action = Literal["activate", "forget", "resume", "stay paused", "discard"]
 
 
 #: Each action as an event of the move's roles (:mod:`rgpu.migrate.move`).
-EVENTS: dict[Action, str] = {"activate": "settle_activate", "forget": "settle_forget", "resume": "settle_resume",
-                             "discard": "settle_discard", "stay paused": "settle_wait"}
+EVENTS: dict[Action, str] = {"activate": "reconcile_activate", "forget": "reconcile_forget",
+                             "resume": "reconcile_resume", "discard": "reconcile_discard",
+                             "stay paused": "reconcile_wait"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ async def source_withdraws(world: World) -> None:
 
 HAPPENINGS = [answer_lost, link_lost, leader_crashes, leader_freezes, source_dies, destination_dies, source_cut_off,
               destination_restarts, source_worker_dies, destination_worker_dies, checkpoint_published, source_withdraws]
-#: worker.describe, begin, receive, send, ready, commit, settle × 2, clear
+#: worker.describe, begin, receive, send, ready, commit, reconcile × 2, clear
 STEPS = 9
 
 
@@ -159,7 +159,7 @@ def test_a_lost_answer_is_no_reason_to_give_up(tmp_path: Path, at: int, name: st
             else:
                 assert result["outcome"] == "committed" and (await world.pool.owned_once(session)).owner == "b"
             assert between.happened
-            await world.coordinator.resume_unfinished()  # a settle may have been lost as well; ticks repeat it
+            await world.coordinator.resume_unfinished()  # a reconciliation may have been lost as well; ticks repeat it
             assert (await world.pool.owned_once(session)).move is None
 
     run(tmp_path, test)

@@ -143,7 +143,7 @@ def test_a_command_that_fails_aborts_the_move(tmp_path: Path, verb: str, when: s
 
 @pytest.mark.parametrize("host", ["a", "b"])
 @pytest.mark.parametrize("when", ["before", "after", "lost", "dead"])
-def test_a_settle_that_fails_is_done_later(tmp_path: Path, host: str, when: str) -> None:
+def test_a_reconciliation_that_fails_is_done_later(tmp_path: Path, host: str, when: str) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.faults = [Fault("move.settle", when, host) for _ in range(3 if when in ("lost", "dead") else 1)]
@@ -179,7 +179,7 @@ def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
         w.pool.nodes["a"].replay_fails = True
         result = await w.coordinator.migrate("s", "b", options=MoveOptions("replay", max_downtime=2.0))
         assert result["outcome"] == "committed" and "on purpose" in result["fell_back"]
-        assert [(one["mode"], one["max_downtime"]) for one in w.pool.nodes["a"].wishes] == [
+        assert [(one["mode"], one["max_downtime"]) for one in w.pool.nodes["a"].options] == [
             ("replay", 2.0), ("copy", 2.0)]
         assert await w.pool.history("s") == ["create", "started", "begin_move", "abort", "clear_move", "begin_move",
                                              "move_ready", "commit", "clear_move"]
@@ -194,8 +194,8 @@ def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None
         w.pool.nodes["a"].replay_fails = True
         await w.coordinator.migrate("s", "b", options=MoveOptions("auto"))
         await w.coordinator.migrate("s", "c", options=MoveOptions("auto"))
-        assert [one["mismatched"] for one in w.pool.nodes["a"].wishes] == [0.0, 0.0]
-        assert [one["mismatched"] for one in w.pool.nodes["b"].wishes] == [0.75]
+        assert [one["mismatched"] for one in w.pool.nodes["a"].options] == [0.0, 0.0]
+        assert [one["mismatched"] for one in w.pool.nodes["b"].options] == [0.75]
 
     run(tmp_path, test)
 
@@ -224,7 +224,7 @@ def test_a_plan_runs_the_checks_and_changes_nothing(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         plan = await w.coordinator.plan_move("s", "b")
-        assert (plan["from"], plan["to"], plan["epoch"], plan["wishes"]["mode"]) == ("a", "b", 1, "auto")
+        assert (plan["from"], plan["to"], plan["epoch"], plan["options"]["mode"]) == ("a", "b", 1, "auto")
         w.pool.nodes["a"].pins = ["device-side malloc in kernel k"]
         with pytest.raises(Refused, match="device-side malloc in kernel k"):
             await w.coordinator.plan_move("s", "b")

@@ -180,7 +180,7 @@ def test_nowhere_to_go(tmp_path: Path) -> None:
 # -- the leader dies at each step ------------------------------------------------------------------------
 
 
-#: drain; then describe, begin, receive, send, ready, commit, settle × 2, clear; then drained
+#: drain; then describe, begin, receive, send, ready, commit, reconcile × 2, clear; then drained
 DRAIN_STEPS = 11
 
 

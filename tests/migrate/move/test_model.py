@@ -84,11 +84,11 @@ def test_random_histories() -> None:
 
 @pytest.mark.parametrize(("table", "state", "event", "instead", "finds"), [
     ("source", "offered", "tick", ("running", ("resume",)), "an offered source runs|two owners|runs after the commit"),
-    ("source", "asking", "settle_wait", ("running", ("resume",)), "an offered source runs|two owners|after the commit"),
+    ("source", "asking", "reconcile_wait", ("running", ("resume",)), "offered source runs|two owners|after the commit"),
     ("source", "offering", "promised", ("offered", ("report_offered",)), "nobody looks at the clock"),
     ("source", "pausing", "drained", ("offering", ("offer",)), "new owner discarded|old cut|did not move"),
-    pytest.param("destination", "rebuilding", "rebuilt", ("settling", ("settle_replay",)), "did not move|stays|is left",
-                 marks=pytest.mark.slow),
+    pytest.param("destination", "rebuilding", "rebuilt", ("finishing", ("finish_replay",)),
+                 "did not move|stays|is left", marks=pytest.mark.slow),
     pytest.param("destination", "repairing", "repaired", ("verified", ("report_verified",)), "a replay's answers",
                  marks=pytest.mark.slow),
     ("coordinator", "asking", "says_preparing", ("readying", ("write_ready",)), "never offered|after the commit"),

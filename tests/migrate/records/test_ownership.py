@@ -246,7 +246,7 @@ def test_a_registry_that_went_back() -> None:
 class Everything(RuleBasedStateMachine):
     """Any decision at any time, based on any record that was ever read, applied if its compares hold.
 
-    Beside the record, the machine keeps what each party holds, and lets them settle at any time.
+    Beside the record, the machine keeps what each party holds, and lets them reconcile at any time.
     """
 
     def __init__(self) -> None:
@@ -387,7 +387,7 @@ TestEverything.settings = settings(max_examples=60, stateful_step_count=25, dead
 
 
 @given(st.sampled_from(["running", "paused"]), st.integers(1, 5), st.integers(1, 5), st.sampled_from("ab"))
-def test_settle_never_lets_a_doubt_start_anything(holds: Any, ours: int, theirs: int, owner: str) -> None:
+def test_reconcile_never_lets_a_doubt_start_anything(holds: Any, ours: int, theirs: int, owner: str) -> None:
     record = running().record.replace(epoch=theirs, owner=owner)
     action = reconcile(record, Holding("a", 1, holds, ours, "m")).action
     if theirs > ours:
@@ -406,7 +406,7 @@ def test_settle_never_lets_a_doubt_start_anything(holds: Any, ours: int, theirs:
     (moving("ready").record, Holding("b", 1, "incoming", 2, "m"), "stay paused"),
     (moving("ready").record, Holding("b", 1, "incoming", 2, "older"), "discard"),
 ])
-def test_settle_row_by_row(record: SessionRecord | None, holding: Holding, action: str) -> None:
+def test_reconcile_row_by_row(record: SessionRecord | None, holding: Holding, action: str) -> None:
     assert reconcile(record, holding).action == action
 
 

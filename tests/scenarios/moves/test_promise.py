@@ -26,7 +26,7 @@ PROMISE = 0.5 if SWEEP else 1.5  #: seconds; a loaded machine may need longer fo
 TRIES = 6
 #: Each step of the leader once the source has offered, in their order.
 BEFORE = ("command_send.done", "write_ready", "write_ready.done", "write_commit")
-BEHIND = ("write_commit.done", "settle", "settle.done", "write_clear", "write_clear.done")
+BEHIND = ("write_commit.done", "reconcile", "reconcile.done", "write_clear", "write_clear.done")
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ class FakeNode:
     alive: bool = True
     pins: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)  #: names of keys that it was told to let in no more
-    wishes: list[dict[str, Any]] = field(default_factory=list)  #: of each move sent from here
+    options: list[dict[str, Any]] = field(default_factory=list)  #: of each move sent from here
     replay_fails: bool = False
 
     @property
@@ -105,10 +105,11 @@ class FakeNode:
         return {"address": [self.host, 1], "ticket": b"t", "secret": b"s"}
 
     async def move_send(self, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                        wishes: dict[str, Any], host: str) -> dict[str, Any]:
+                        options: dict[str, Any], wishes: dict[str, Any], host: str) -> dict[str, Any]:
         worker = self._worker(session)
-        self.wishes.append(wishes)
-        if self.replay_fails and wishes["mode"] != "copy":
+        assert options == wishes, "the name of them in 0.1"
+        self.options.append(options)
+        if self.replay_fails and options["mode"] != "copy":
             raise MoveFailed("the replay was given up: on purpose", replay=True, mismatched=0.75)
         if worker.holds != "running":
             raise Refused(f"{session} is {worker.holds}")

@@ -64,7 +64,7 @@ def obey_destination(world: World, role: DestinationRole, todo: tuple[str, ...],
         todo = todo[1:]
     side = replace(side, role=replace(role, reason=""), todo=todo, sent=False)
     if side.gone:
-        need(side.told or why in ("settle_discard", "link_ended"), "the source is not told why nothing comes of it")
+        need(side.told or why in ("reconcile_discard", "link_ended"), "the source is not told why nothing comes of it")
     need(side.gone == (role.state == "discarded"), f"the destination's process in {role.state}")
     need(side.serves == (role.state == "active"), f"who serves, in {role.state}")
     need(not side.serves or not side.replays, "the destination serves with a replay's answers and times")
@@ -95,9 +95,9 @@ def destination_steps(world: World) -> Iterator[Step]:
         elif command == "repair":
             yield from repairing(world)
             good = world.link != "open" and not world.down
-        elif command == "settle_replay":
+        elif command == "finish_replay":
             settled = replace(world, destination=replace(side, replays=False))
-            yield "destination settled", came(settled, Event("settled")), True
+            yield "destination finished", came(settled, Event("finished")), True
         yield f"destination cannot {command}", came(world, Event("failed")), good and not dead(side)
     if side.prepared:
         after = destination_reads(world)

@@ -103,7 +103,7 @@ def settled(world: World) -> str | None:
 def leaders_cleared(world: World) -> bool:
     leader = world.leaders[world.registry.leader]
     return leader is not None and leader.role.state in ("committed", "aborted") and not any(
-        message.startswith("settle") for message in world.messages) and world.leaders[1] is None \
+        message.startswith("reconcile") for message in world.messages) and world.leaders[1] is None \
         and not world.uncleared \
         and world.allowed == (world.unknown, world.deaths, world.recoveries)
 

@@ -93,6 +93,6 @@ def leader_steps(world: World, who: int) -> Iterator[Step]:
             yield f"{name} sends", sent, True
         yield f"{name} gives up send", after(sent, "failed"), dead(world.source)
         yield f"{name} is told to cancel", after(sent, "cancel"), False
-    elif command == "settle":
-        yield f"{name} settles", after(destination_reads(source_reads(world)), "settled"), True
-        yield f"{name} settles in vain", after(world.send(f"settle{who}"), "unsettled"), False
+    elif command == "reconcile":
+        yield f"{name} reconciles", after(destination_reads(source_reads(world)), "reconciled"), True
+        yield f"{name} reconciles in vain", after(world.send(f"reconcile{who}"), "unreconciled"), False

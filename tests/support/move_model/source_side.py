@@ -64,7 +64,7 @@ def found(world: World, event: Event) -> World:
 def failed(world: World) -> World:
     """Its first command fails: so do those behind it."""
     assert world.source is not None
-    kind, has = "settle_resume" if world.source.called_off else "failed", world.source.has
+    kind, has = "reconcile_resume" if world.source.called_off else "failed", world.source.has
     # It is open, and the agent did not come back to it; or the last calls of it could not be sent.
     if world.source.todo[0] == "open_tap" or (world.source.todo[0] == "compare" and not world.source.sent):
         has |= {"tap"}
@@ -116,7 +116,7 @@ def obey_source(world: World, role: SourceRole, todo: tuple[str, ...]) -> World:
         world = replace(world, link="ended") if world.link == "open" else world
         if source.called_off:  # told between the offer and here
             source = replace(source, called_off=False)
-            world = at_source(replace(world, source=source), Event("settle_resume", IN_TIME))
+            world = at_source(replace(world, source=source), Event("reconcile_resume", IN_TIME))
     assert world.source is not None
     check_source(world.source)
     return world
@@ -159,7 +159,7 @@ def source_steps(world: World) -> Iterator[Step]:
         yield CLOCK, at_source(world, Event("tick", LATE)), True
     if source.asked:
         yield from daemon_steps(world)
-    if state in PROMISED or world.messages & {"settle0", "settle1"}:
+    if state in PROMISED or world.messages & {"reconcile0", "reconcile1"}:
         after = source_reads(world)
         if after != world:
             yield "source reads the record", after, True
@@ -287,9 +287,9 @@ def source_reads(world: World) -> World:
     if action == "forget":
         if source.role.state in ("idle", "running"):  # no move has it: the worker just goes
             return replace(world.broken_link(), source=None)
-        return at_source(world, Event("settle_forget", IN_TIME))
+        return at_source(world, Event("reconcile_forget", IN_TIME))
     if action == "resume" and world.registry.move not in ("preparing", "ready"):
         if source.todo:  # a thread is at it: it finds its link closed
             return replace(world.broken_link(), source=replace(source, called_off=True))
-        return at_source(world, Event("settle_resume", IN_TIME))
+        return at_source(world, Event("reconcile_resume", IN_TIME))
     return world

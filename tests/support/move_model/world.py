@@ -1,6 +1,6 @@
 """The world that the three tables of a move are explored in: every interleaving of what may happen.
 
-It holds the tables that ship, the real :func:`settle`, and an abstract registry
+It holds the tables that ship, the real :func:`reconcile`, and an abstract registry
 record. What a command finds is an event, so a table that forgets a command
 waits for ever, and one that gives a wrong one meets an event that it has no row
 for. The leader's messages stay for ever: each may be delivered at any time, any

@@ -23,7 +23,7 @@ from tests.support.processes import command_line, living, state
 
 #: Of the steps of a good move, in their order; whoever reaches it waits there for HOLD seconds.
 POINTS = ("connected", "round", "ahead", "ahead.made", "paused", "state", "verify", "rebuild", "verified", "sent",
-          "mover.write_ready", "mover.write_commit", "mover.write_commit.done", "mover.settle", "daemon.activate",
+          "mover.write_ready", "mover.write_commit", "mover.write_commit.done", "mover.reconcile", "daemon.activate",
           "daemon.forget", "mover.write_clear")
 HOLD = 1.2
 #: Longer than a lease of 2 s and than the patience of the lease keeper: others have taken over before it is thawed.

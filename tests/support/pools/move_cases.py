@@ -5,7 +5,7 @@ from __future__ import annotations
 SOURCE_WORKER = ("connected", "page", "round", "paused", "state", "verify", "sent")
 DESTINATION_WORKER = ("receive", "rebuild", "verified")
 DAEMONS = ("daemon.receive", "daemon.send", "daemon.activate", "daemon.forget")
-COMMANDS = ("write_begin", "command_receive", "command_send", "write_ready", "write_commit", "settle", "write_clear")
+COMMANDS = ("write_begin", "command_receive", "command_send", "write_ready", "write_commit", "reconcile", "write_clear")
 LEADER = tuple(f"mover.{command}{after}" for command in COMMANDS for after in ("", ".done"))
 WORKER_CASES = [f"{point}:{action}" for point in SOURCE_WORKER + DESTINATION_WORKER
                 for action in ("kill", "stop", "fail")]
@@ -20,7 +20,7 @@ PEER_CASES = [f"{point}:{action}" for point in ("peer.grant", "peer.pull", "peer
 #: Those of a move by replay, in the order in which they are reached.
 REPLAY_SOURCE = ("replay.cut", "replay.sample", "replay.cut.sent", "replay.cut.verified", "replay", "replay.caught_up",
                  "replay.last", "replay.repair")
-REPLAY_DESTINATION = ("replay.calls", "replay.probe", "replay.compare", "replay.settled")
+REPLAY_DESTINATION = ("replay.calls", "replay.probe", "replay.compare", "replay.finished")
 REPLAY_CASES = [f"{point}:{action}" for point in REPLAY_SOURCE + REPLAY_DESTINATION
                 for action in ("kill", "stop", "fail")]
 #: The destination has no link while nothing moves.

@@ -19,7 +19,7 @@ HEAD = (f"{'case':{WIDTH}s} {'who':{WHO}s}{'fired':6s}{'workers':8s}{'owner':11s
         "rgpu migrate said")
 #: Points that the destination's worker reaches; other names without a role's are the source's worker's.
 DESTINATION = ("receive", "ahead.make", "ahead.made", "rebuild", "verified", "replay.calls", "replay.probe",
-               "replay.compare", "replay.settled")
+               "replay.compare", "replay.finished")
 #: Daemons reach these on both sides or on one.
 DAEMONS = {"receive": "destination", "activate": "destination", "discard": "destination"}
 HOW = {"kill": "killed", "stop": "frozen, woken", "freeze": "frozen, woken", "fail": "fails there",

@@ -38,7 +38,7 @@ from rgpu.session.errors import (
 log = structlog.get_logger(__name__)
 
 READ_AGAIN_SECONDS = 0.2
-SETTLE_TRIES = 3
+RECONCILE_TRIES = 3
 STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "bytes_pulled", "mismatched_pages", "repaired_bytes",
               "sampled_pages", "sampled_mismatches")
 
@@ -68,7 +68,7 @@ class Mover:
         self._source = self._destination = ""
         self._began = term.clock.monotonic()
         self._phases = Phases(term.clock.monotonic)
-        self._offered_at = self._settled_at = 0.0
+        self._offered_at = self._reconciled_at = 0.0
 
     def cancel(self, reason: str) -> None:
         """Abort the move if it is not ready yet."""
@@ -143,7 +143,8 @@ class Mover:
 
     async def do_command_send(self, command: Command) -> Event:
         """Have the source send; answers when the copy is verified."""
-        args = {"session": self.name, "move": self.move, "wishes": self.options.as_dict(),
+        chosen = self.options.as_dict()
+        args = {"session": self.name, "move": self.move, "options": chosen, "wishes": chosen,  # their name in 0.1
                 "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
         event = await self._command(self._source, "move.send", args, "offered", MOVE_SECONDS)
         self._offered_at = self.term.clock.monotonic()
@@ -211,26 +212,26 @@ class Mover:
             self._why = move.reason
         return Event(f"says_{move.state}")
 
-    async def do_settle(self, command: Command) -> Event:
-        """Both sides read the record. A side whose node is gone has nothing left to settle."""
-        sides = [self._settle_one(self._destination), self._settle_one(self._source)]
+    async def do_reconcile(self, command: Command) -> Event:
+        """Both sides read the record. A side whose node is gone has nothing left to reconcile."""
+        sides = [self._reconcile_one(self._destination), self._reconcile_one(self._source)]
         done = await asyncio.gather(*sides)
-        return Event("settled" if all(done) else "unsettled", reason=command.reason)
+        return Event("reconciled" if all(done) else "unreconciled", reason=command.reason)
 
-    async def _settle_one(self, host: str) -> bool:
+    async def _reconcile_one(self, host: str) -> bool:
         try:
             if await self.records.node(host) is None:
                 return True
             await self.commands.tell(host, "move.settle", {"session": self.name, "move": self.move}, epoch=self._epoch,
-                                 timeout=ASK_SECONDS, tries=SETTLE_TRIES)
+                                 timeout=ASK_SECONDS, tries=RECONCILE_TRIES)
         except NotFound:
-            pass  # it has nothing of the session, so there is nothing to settle
+            pass  # it has nothing of the session, so there is nothing to reconcile
         except RgpuError as error:
-            log.warning("did not settle a move", host=host, session=self.name, move=self.move, reason=error.message)
+            log.warning("did not reconcile a move", host=host, session=self.name, move=self.move, reason=error.message)
             return False
         # The side that serves now ends the downtime, whoever it is.
-        if host == (self._destination if self.role.state == "settling" else self._source):
-            self._settled_at = self.term.clock.monotonic()
+        if host == (self._destination if self.role.state == "reconciling" else self._source):
+            self._reconciled_at = self.term.clock.monotonic()
         return True
 
     async def do_write_clear(self, command: Command) -> None:
@@ -241,7 +242,7 @@ class Mover:
                 held, epoch=epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=command.reason))
         except RgpuError as error:  # the next leader, or the next tick, clears it
-            log.info("a settled move stays on record", session=self.name, move=self.move, reason=error.message)
+            log.info("a reconciled move stays on record", session=self.name, move=self.move, reason=error.message)
 
     # -- helpers --------------------------------------------------------------------
     async def _write(self, decide: Callable[[Held], Decision]) -> Event:
@@ -334,8 +335,8 @@ class Mover:
         downtime = 0.0
         if found:
             downtime = float(found.get("pause_ms", 0.0))
-            if self._settled_at:
-                downtime += max(0.0, self._settled_at - self._offered_at) * 1000
+            if self._reconciled_at:
+                downtime += max(0.0, self._reconciled_at - self._offered_at) * 1000
         return {
             "session": self.name, "move": self.move, "outcome": self.role.state,
             "reason": self._why or self.role.reason,

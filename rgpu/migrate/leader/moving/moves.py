@@ -98,9 +98,9 @@ class Moves:
         """
         check = self.check(name, host, device, forecast=True)
         await check.run()
-        record = check.held.record
+        record, chosen = check.held.record, (options or MoveOptions()).as_dict()
         return {"session": name, "from": record.owner, "to": host, "device": check.device, "reason": check.reason,
-                "epoch": record.epoch, "wishes": (options or MoveOptions()).as_dict(),
+                "epoch": record.epoch, "options": chosen, "wishes": chosen,
                 "forecast": dict(check.found.get("forecast") or {})}
 
     def check(self, name: str, host: str, device: str | None = None, *, forecast: bool = False) -> MoveCheck:

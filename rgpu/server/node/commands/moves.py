@@ -59,9 +59,11 @@ class MoveCommands:
                 "phases_ms": phases.ms()}
 
     async def send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                   wishes: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+                   options: dict[str, Any] | None = None, wishes: dict[str, Any] | None = None,
+                   **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified.
 
+        ``options``: those of :class:`MoveOptions`; leaders of 0.1 call them ``wishes``.
         Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, and what the worker raises: it runs on.
         """
         self._deadline.check("a move")
@@ -70,7 +72,7 @@ class MoveCommands:
         asked = asyncio.get_running_loop().time()
         with Dialer(lambda: connect((str(address[0]), int(address[1])))) as dialer:  # a worker reaches no network
             result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
-                                          fds=(dialer.descriptor,), timeout=MOVE_SECONDS, **(wishes or {}))
+                                          fds=(dialer.descriptor,), timeout=MOVE_SECONDS, **(options or wishes or {}))
         self._held.paused[session] = move
         self._watch(session, move)
         return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}

@@ -234,15 +234,15 @@ class Arrival(RoleShell[DestinationRole]):
         self._pages, self._phases = sum(map(len, wanted.values())), Phases()
         return self.event("repaired")
 
-    def do_settle_replay(self, command: Command) -> Event:
+    def do_finish_replay(self, command: Command) -> Event:
         """Take over answers, events and clock."""
         assert self._last is not None
         began = time.monotonic()
         self.runtime.settle(self._last)
-        log.info("replay settled", session=self.runtime.session, position=self._last.position,
+        log.info("replay finished", session=self.runtime.session, position=self._last.position,
                  mismatched=self._pages, seconds=round(time.monotonic() - began, 4))
-        fault("replay.settled")
-        return self.event("settled")
+        fault("replay.finished")
+        return self.event("finished")
 
     # -- its end ------------------------------------------------------------------------
     def do_activate(self, command: Command) -> None:

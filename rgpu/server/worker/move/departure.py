@@ -135,7 +135,7 @@ class Departure(RoleShell[SourceRole]):
         finally:
             self.sender.close()
         if self.called_off:  # between the offer and here
-            self.tell("settle_resume", self.called_off)
+            self.tell("reconcile_resume", self.called_off)
         if self.result is None:
             raise self.refusal or Fenced(f"the session is not here any more: {self.role.reason}")
         return self.result
@@ -147,14 +147,14 @@ class Departure(RoleShell[SourceRole]):
                 self.called_off = reason or "the move was aborted"
                 self.connection.close()
                 return
-        self.tell("settle_resume", reason)
+        self.tell("reconcile_resume", reason)
 
     def _failed(self, command: Command, error: RgpuError) -> Event:
         failed = super()._failed(command, error)
         if not self.called_off:
             return failed
         self.error = Fenced(f"the move was called off: {self.called_off}; the session runs on here")
-        return self.event("settle_resume", reason=self.called_off)
+        return self.event("reconcile_resume", reason=self.called_off)
 
     # -- what is told -----------------------------------------------------------------
     def stepped(self, event: Event) -> None:
