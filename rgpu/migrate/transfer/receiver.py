@@ -228,9 +228,13 @@ class PageReceiver:
         return wanted.number
 
     def _lane_ended(self, connection: SealedConnection, error: RgpuError) -> None:
-        """The end of the connection is how a stream ends, too: only what the state lacks then is an error."""
+        """The end of the connection is how a stream ends, too: only what the state lacks then is an error.
+
+        A lane that :meth:`close_lanes` took ended by this side's will, whatever its reader then met.
+        """
         ended = isinstance(error, LinkError) and error.detail.get("reason") == "end of file"
         with self._lock:
+            ended = ended or connection not in self._lanes.values()
             first = not ended and self._error is None
             if first:
                 self._error = error

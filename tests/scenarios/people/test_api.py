@@ -19,9 +19,9 @@ from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool
 
 EXAMPLE = [text for text in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/users/api.md").read_text(), re.M | re.S)
            if "rgpu.integrations" not in text]  # those are of frameworks: test_frameworks.py
-#: `train.py` of the page: the heat example, which lasts a few seconds.
+#: `train.py` of the page: the heat example, which lasts a few seconds by its default of steps.
 TRAIN = (f"import sys\nsys.argv = [{str(HELD)!r}, 'never', '0', '0.05', {str(EXAMPLES / 'heat.py')!r}, '--n', '64',"
-         " '--steps', '2000', '--report', '50']\n" f"exec(compile(open({str(HELD)!r}).read(), 'held', 'exec'))\n")
+         " '--steps', 'STEPS', '--report', '50']\n" f"exec(compile(open({str(HELD)!r}).read(), 'held', 'exec'))\n")
 #: Uses the GPU, then asks where it is.
 INSIDE = "from cuda.core import Device\nDevice(0).set_current()\n"
 
@@ -38,9 +38,9 @@ def api(local: LocalPool) -> Iterator[rgpu.Pool]:
         yield found
 
 
-def example(local: LocalPool, folder: Path, number: int, *prefix: str) -> list[str]:
+def example(local: LocalPool, folder: Path, number: int, *prefix: str, steps: int = 2000) -> list[str]:
     """The lines that an example of the page prints, in a folder with its ``train.py``."""
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text(TRAIN.replace("STEPS", str(steps)))
     environment = {**local.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([*prefix, sys.executable, "-c", EXAMPLE[number]], cwd=folder, env=environment,
                           capture_output=True, text=True, timeout=120)
@@ -104,7 +104,7 @@ def test_a_program_hears_of_its_moves(local: LocalPool, api: rgpu.Pool, tmp_path
 
 @pytest.mark.timeout(300)
 def test_the_example_of_detached_runs(local: LocalPool, tmp_path: Path) -> None:
-    lines = example(local, tmp_path, 5)
+    lines = example(local, tmp_path, 5, steps=2_000_000)  # ended by the example's signal
     assert lines[0] == "True" and lines[1] == "exit code 143 its program was ended by SIGTERM"
     assert re.fullmatch(r"1 line; \['api-detached'.*", lines[2]), lines
 
@@ -235,7 +235,7 @@ def test_a_handle(api: rgpu.Pool) -> None:
 
 @pytest.mark.timeout(240)
 def test_kill_and_restore(api: rgpu.Pool, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN.replace("2000", "20000"))
+    (tmp_path / "train.py").write_text(TRAIN.replace("STEPS", "20000"))
     run = api.run([sys.executable, str(tmp_path / "train.py")], name="back", stdout=subprocess.PIPE,
                    stderr=subprocess.DEVNULL)
     assert run.stdout is not None and run.stdout.readline()
