@@ -1,5 +1,7 @@
 # What first_hour.py types. `t` shows a command and runs it; a line that does not begin with t is not shown.
 t() { printf '$ %s\n' "$1"; eval "$1" 2>&1; local status=$?; [ $status = 0 ] || echo "[exit status $status]"; }
+# In a terminal of 80 columns.
+tt() { printf '$ %s\n' "$1"; script -qec "stty cols 80; $1" /dev/null; }
 ready() { for i in $(seq 150); do rgpu nodes --pool $1 2>/dev/null | grep -q "$2" && return; sleep 0.2; done; echo "[$2 did not come]"; }
 host() { RGPU_REGISTRY=etcd://$ETCD/pool rgpu server --host $1 --device cpu --pool $2 --lease 4 >$2.log 2>&1 & }
 three() { rgpu up --nodes 3 --device cpu --lease 4 --detach --pool pool >/dev/null 2>&1; export RGPU_POOL=$PWD/pool; }
@@ -29,9 +31,11 @@ t 'rgpu nodes --pool a'
 # test: tests/scenarios/pool/test_first_host.py::test_no_host_starts_into_another_pool
 two
 kill -9 $first; sleep 6
-t 'timeout 15 rgpu server --host node-a --device cpu --pool a --lease 4 2>&1 | cut -c1-600 & sleep 8'
+t 'rgpu server --host node-a --device cpu --pool a --lease 4 >again.log 2>&1 &'
+sleep 8
 t 'rgpu doctor --pool a 2>&1 | grep -iE "registry|pool"'
-t 'rgpu pool status --pool a'
+t 'rgpu pool status --pool a | head -3'
+t 'timeout 10 rgpu server --host node-c --device cpu --pool b --registry etcd://$ETCD/other | tail -2 | cut -c1-400'
 
 ## 3 A machine without a GPU, and a pool elsewhere
 # test: tests/scenarios/pages/test_pages.py::test_the_first_hour_and_the_loss_of_the_first_host
@@ -65,18 +69,18 @@ t 'rgpu run --memory 256MiB -- python alloc.py'
 # test: tests/cli/tables/test_golden_tables.py
 three; heat 4000000
 rgpu run --name resnet50-imagenet-bs256-seed-1234 --host node-a -- python train.py >/dev/null 2>&1 & sleep 9
-t 'rgpu ps'
+tt 'rgpu ps'
+tt 'rgpu nodes'
 t 'rgpu ps | cat'
 
 ## 7 Dead hosts and ended sessions
 # test: tests/scenarios/people/test_lost_hosts.py::test_a_lost_leader_stays_on_the_list_until_it_is_removed
 # test: tests/scenarios/people/test_starts.py::test_ended_sessions_say_how_when_and_why
-three; heat
+two; heat; cp a/keys/user.key a/keys/operator.key b/keys; export RGPU_POOL=$PWD/b
 rgpu run --name trained -- python train.py >/dev/null 2>&1
-pid=$(pgrep -f "server --host node-a .*$PWD/pool" | head -1); [ -n "$pid" ] || pid=$(pgrep -f "$PWD/pool.*node-a" | head -1)
-kill -9 $(pgrep -f "rgpu up .*$PWD/pool") 2>/dev/null; kill -9 $pid; sleep 9
+kill -9 $first; sleep 9
 t 'rgpu nodes'
-t 'rgpu doctor'
+t 'rgpu doctor | grep -v ^ok'
 t 'rgpu history'
 t 'rgpu ps --all'
 
@@ -95,6 +99,7 @@ t 'rgpu history moved'
 t 'rgpu keys list'
 t 'rgpu keys revoke operator </dev/null'
 t 'rgpu up --device cuda:9 --pool other --detach'
+t 'rgpu up --device gpu0 --pool other --detach'
 t 'rgpu down --purge </dev/null'
 t 'ls pool'
 
@@ -108,6 +113,6 @@ t 'rgpu run --detach --name train --label team=vision -- python train.py'
 sleep 6
 t 'rgpu logs train -n 2'
 t 'rgpu ps -o wide | cut -c1-200'
-t 'rgpu ps --selector team=vision'
+t 'rgpu ps --label team=vision'
 t 'rgpu nodes -o wide | cut -c1-200'
 t 'rgpu signal train TERM; rgpu wait train'

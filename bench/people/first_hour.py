@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-MOST_LINES, MOST_COLUMNS = 16, 170
+MOST_LINES, MOST_COLUMNS = 12, 170
 SECONDS = 240
 
 
@@ -105,7 +105,9 @@ def end_all(folder: Path) -> None:
 
 def shorter(text: str) -> str:
     """Cut what one command printed in the middle, and long lines at the end; leave the addresses' ports out."""
-    text = re.sub(r"127\.0\.0\.1:\d{4,5}", "127.0.0.1:PORT", text)
+    text = re.sub(r"127\.0\.0\.1:(\d{4,5})", lambda found: "127.0.0.1:" + "PORT".ljust(len(found[1])), text)
+    text = re.sub(r"(?m)^.*typed\.sh: line \d+.*\n", "", text)  # what the shell says of jobs
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "")
     kept = []
     for said in re.split(r"(?m)^(?=\$ )", text):
         lines = [line if len(line) <= MOST_COLUMNS else line[:MOST_COLUMNS] + " …" for line in said.splitlines()]
