@@ -152,8 +152,8 @@ class Daemon:
         self.devices = DeviceSlots(host, {slot.spec: slot for slot in slots}, self.held.handles,
                                    lambda spec: self.warm.memory(spec))
         self.boxes = Boxes.of_node(directory, options.box, users=options.worker_uids, cgroup=options.cgroup,
-                                   memory=options.worker_memory or usual_memory(), devices=options.devices,
-                                   store=self._store_folder())
+                                   memory=options.worker_memory or usual_memory(), io=options.worker_io,
+                                   devices=options.devices, store=self._store_folder())
         self.warm = WarmWorkers(
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size,
