@@ -166,7 +166,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _amount(name: str, most: float) -> str:
-    return common.size(most) if _READ[name] is _size else f"{most:g}"
+    return common.size(most) if _READ.get(name) is _size else f"{most:g}"
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
