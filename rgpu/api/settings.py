@@ -145,6 +145,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("box", lambda: "auto", parse_box, "walls around workers: auto (what the host allows), off, strict (all)"),
     Setting("worker_uids", lambda: "", str, "FIRST-LAST: users that nobody else has, one for each worker of this host"),
     Setting("worker_memory", lambda: 0, parse_size, "host memory that a worker may have; 0: nearly all of the host's"),
+    Setting("worker_io", lambda: 0, parse_size, "bytes a second that a worker may read, and write, of the node's "
+            "disks; 0: no bound"),
     Setting("client_grace", lambda: 600.0, parse_age, "how long a client's host may be silent before its session is "
             "checkpointed and ended; a node's: for sessions that say nothing"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),

@@ -17,8 +17,9 @@ GIB = 1 << 30
 
 
 def test_numbers_no_limit_and_everybody_s() -> None:
-    asked = quota.wanted(False, sessions="4", memory="1.5GiB", gpus="0.25", queued=None)
-    assert asked == {"limits": {"sessions": 4, "memory": 3 * GIB // 2, "gpus": 0.25}, "inherit": []}
+    asked = quota.wanted(False, sessions="4", memory="1.5GiB", gpus="0.25", queued=None, checkpoints="2GiB")
+    assert asked == {"limits": {"sessions": 4, "memory": 3 * GIB // 2, "gpus": 0.25, "checkpoints": 2 * GIB},
+                     "inherit": []}
     asked = quota.wanted(False, sessions="unlimited", memory="Default", gpus=None, queued="0")
     assert asked == {"limits": {"sessions": None, "queued": 0}, "inherit": ["memory"]}
     asked = quota.wanted(True, sessions="default", memory=None, gpus=None, queued=None)
@@ -28,7 +29,7 @@ def test_numbers_no_limit_and_everybody_s() -> None:
 @pytest.mark.parametrize(("name", "text"), [
     ("sessions", "-1"), ("sessions", "1.0"), ("sessions", ""), ("queued", "1e3"), ("sessions", "9" * 10),
     ("memory", "-1"), ("memory", "8EiB"), ("memory", "9" * 30), ("gpus", "nan"), ("gpus", "inf"), ("gpus", "-0.5"),
-    ("gpus", "1e300"), ("gpus", "two")])
+    ("gpus", "1e300"), ("gpus", "two"), ("checkpoints", "much")])
 def test_what_is_no_limit_is_refused_before_the_pool_is_asked(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"--{name}"):
         quota.wanted(False, **{name: text})

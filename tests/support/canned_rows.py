@@ -48,12 +48,14 @@ CHECKPOINTS = [
 KEYS = [{"name": "ada", "role": "operator", "user": "ada", "public": "a" * 40},
         {"name": f"node-{HOST}"[:63], "role": "node", "user": "", "public": "N" * 40},
         {"name": "laptop-of-bob", "role": "user", "user": "bob", "public": "b" * 40}]
-QUOTAS = {"default": {"sessions": 8, "memory": None, "gpus": 2.0, "queued": None}, "quotas": [
-    {"user": "ada", "use": {"sessions": 3, "memory": 63 * GIB, "gpus": 1.5, "queued": 0},
-     "limits": {"sessions": 8, "memory": 640 * GIB, "gpus": 2.0, "queued": None}, "own": {"memory": 640 * GIB},
-     "over": []},
-    {"user": "größe-数据-of-a-department", "use": {"sessions": 9, "memory": GIB, "gpus": 0.25, "queued": 3},
-     "limits": {"sessions": 8, "memory": None, "gpus": 2.0, "queued": None}, "own": {}, "over": []}]}
+QUOTAS = {"default": {"sessions": 8, "memory": None, "gpus": 2.0, "queued": None, "checkpoints": None}, "quotas": [
+    {"user": "ada", "use": {"sessions": 3, "memory": 63 * GIB, "gpus": 1.5, "queued": 0, "checkpoints": 5 * GIB},
+     "limits": {"sessions": 8, "memory": 640 * GIB, "gpus": 2.0, "queued": None, "checkpoints": 20 * GIB},
+     "own": {"memory": 640 * GIB}, "over": []},
+    {"user": "größe-数据-of-a-department",
+     "use": {"sessions": 9, "memory": GIB, "gpus": 0.25, "queued": 3, "checkpoints": None},
+     "limits": {"sessions": 8, "memory": None, "gpus": 2.0, "queued": None, "checkpoints": GIB}, "own": {},
+     "over": []}]}
 ADOPTED: dict[str, Any] = {
     "went_back": "its revision is 12, and 345 was seen", "keys": ["laptop-of-bob"], "problems": [], "done": False,
     "away": [], "steps": [

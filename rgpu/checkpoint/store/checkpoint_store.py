@@ -101,12 +101,16 @@ class CheckpointInfo:
 
 
 class CheckpointStore:
-    """One namespace. ``key``: 32 secret bytes under which chunks are named and manifests sealed. Thread-safe."""
+    """One namespace. ``key``: 32 secret bytes under which chunks are named and manifests sealed. Thread-safe.
 
-    def __init__(self, blobs: Blobs, key: bytes = manifests.DEFAULT_KEY, prefix: str = "") -> None:
+    ``most``: bytes that a checkpoint may add (:class:`CheckpointWriter`); None: no limit.
+    """
+
+    def __init__(self, blobs: Blobs, key: bytes = manifests.DEFAULT_KEY, prefix: str = "",
+                 most: int | None = None) -> None:
         if len(key) != 32:
             raise UsageError(f"a store's key has 32 bytes, not {len(key)}")
-        self.blobs, self.prefix = blobs, prefix
+        self.blobs, self.prefix, self.most = blobs, prefix, most
         self._key = key
 
     # -- writing --------------------------------------------------------------------
@@ -137,7 +141,7 @@ class CheckpointStore:
                 announced.end()
             raise
         return CheckpointWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace,
-                           encoders)
+                           encoders, self.most)
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
         """The checkpoint if its packs are there in their length and stay: a damaged base would damage its heirs."""

@@ -27,13 +27,17 @@ class _Values(msgspec.Struct, forbid_unknown_fields=True):
     root: str = ""
     pack_limit: int = 0
     shown: str = ""
+    most: int | None = None
 
 
 class UserCheckpoints:
-    """One user's checkpoints: those of today's layout, and for reading those that an earlier version wrote."""
+    """One user's checkpoints: those of today's layout, and for reading those that an earlier version wrote.
 
-    def __init__(self, blobs: Blobs, tag: str, key: bytes) -> None:
-        self.own = CheckpointStore(blobs, key, user_prefix(tag))
+    ``most``: bytes that a new one may add; None: no limit.
+    """
+
+    def __init__(self, blobs: Blobs, tag: str, key: bytes, most: int | None = None) -> None:
+        self.own = CheckpointStore(blobs, key, user_prefix(tag), most)
         self.earlier = CheckpointStore(blobs)
 
     def open(self, name: str) -> StoredCheckpoint:
@@ -51,11 +55,14 @@ class UserCheckpoints:
 class Grant:
     """The daemon's side; a context manager: on leaving it, the worker's access ends."""
 
-    def __init__(self, blobs: Blobs, tag: str, key: bytes, *, direct: bool = True) -> None:
-        """``direct``: a worker may go into a directory itself; else it asks the daemon, as for an object store."""
+    def __init__(self, blobs: Blobs, tag: str, key: bytes, *, direct: bool = True, most: int | None = None) -> None:
+        """``direct``: a worker may go into a directory itself; else it asks the daemon, as for an object store.
+
+        ``most``: bytes that a checkpoint may add; None: no limit, which a worker of an earlier version takes as well.
+        """
         self._service: BlobService | None = None
         self.descriptors: tuple[int, ...] = ()
-        self.values: dict[str, Any] = {"tag": tag, "key": key}
+        self.values: dict[str, Any] = {"tag": tag, "key": key} | ({} if most is None else {"most": most})
         if direct and isinstance(blobs, DirectoryBlobs):
             self.values["root"] = str(blobs.root)
         else:
@@ -84,10 +91,10 @@ def granted(values: dict[str, Any], descriptors: list[int]) -> Any:
             os.close(descriptor)
         raise Corrupt(f"no grant of a store: {error}", reason="grant") from error
     if found.root:
-        yield UserCheckpoints(DirectoryBlobs(found.root), found.tag, found.key)
+        yield UserCheckpoints(DirectoryBlobs(found.root), found.tag, found.key, found.most)
         return
     remote = RemoteBlobs(descriptors, found.pack_limit, found.shown)
     try:
-        yield UserCheckpoints(remote, found.tag, found.key)
+        yield UserCheckpoints(remote, found.tag, found.key, found.most)
     finally:
         remote.close()

@@ -40,7 +40,7 @@ from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import Page, PageList
 from rgpu.checkpoint.store.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.store.pace import Pace
-from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError, StoreUnreachable
+from rgpu.session.errors import AlreadyExists, Corrupt, LimitReached, RgpuError, StoreError, StoreUnreachable
 
 STAGING = 256 << 20  #: bytes of pages under way between :meth:`CheckpointWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
@@ -55,11 +55,14 @@ class CheckpointWriter:
 
     ``bases``: older checkpoints whose packs are all there; the first is the previous one of the session.
     ``pace``: how fast it may write. ``encoders``: processes for what threads of this one would do to frames.
+    ``most``: bytes that it may add to the store, None: no limit; one that needs more ends with :class:`LimitReached`.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
-                 staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None) -> None:
+                 staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None,
+                 most: int | None = None) -> None:
         self.name = name
+        self._most, self._added = most, 0
         self._blobs, self._prefix, self._key, self._announced = blobs, prefix, key, announced
         self._manifest = manifest_name(prefix, name)
         self._started, self._clock = time.time(), time.monotonic()
@@ -260,13 +263,25 @@ class CheckpointWriter:
 
     def _store_one(self, number: Array, data: bytes, raw: int) -> bool:
         """``number``: one. False: given up, and `finish` says why."""
-        if not self.pace.wait(len(data)):
+        if not self._admit(len(data)) or not self.pace.wait(len(data)):
             return False
         for pack, offset, _ in self._packs.append(data):
             with self._lock:
                 self._table.place_many(number, pack, offset, np.array([len(data)]))
         self._count(1, raw, len(data), len(data) < chunk.CHUNK_HEADER + raw)
         return True
+
+    def _admit(self, size: int) -> bool:
+        """Whether so many bytes more may be stored; else the checkpoint is given up."""
+        if self._most is None:
+            return True
+        with self._lock:
+            self._added += size
+            within = self._added <= self._most
+        if not within:
+            self.give_up(LimitReached(f"checkpoint {self.name} adds more than {self._most} bytes, which is all that it "
+                                      "may add to the store", limit="checkpoints", most=self._most))
+        return within
 
     def _count(self, chunks: int, raw: int, stored: int, compressed: int) -> None:
         with self._lock:
@@ -300,7 +315,7 @@ class CheckpointWriter:
         where, starts = np.flatnonzero(fresh), np.concatenate([[0], np.cumsum(lengths)])
         for some in np.split(where, np.flatnonzero(np.diff(where) != 1) + 1) if len(where) else ():
             part, sizes, at = data[starts[some[0]]:starts[some[-1] + 1]], lengths[some], 0
-            if not self.pace.wait(part.nbytes):
+            if not self._admit(part.nbytes) or not self.pace.wait(part.nbytes):
                 return
             for pack, offset, count in self._packs.append(part, sizes):
                 with self._lock:
@@ -314,7 +329,7 @@ class CheckpointWriter:
         """Make the checkpoint exist; returns its statistics. ``state`` must hold the page hashes.
 
         Raises :class:`StoreError`, :class:`Corrupt` if a page of ``state`` was not added as it is there,
-        :class:`Fenced` if the collector took this writer for dead.
+        :class:`LimitReached` if it adds more than it may, :class:`Fenced` if the collector took this writer for dead.
         """
         self._submit()
         self._wait_stored()
@@ -331,7 +346,10 @@ class CheckpointWriter:
             pages=self._page_numbers(state),
             base=self._bases[0].table.body.image if self._bases else "", facts=facts or {})
         self._announced.check()
-        self._put_manifest(manifest.encode_pieces(body, self._key))
+        pieces = manifest.encode_pieces(body, self._key)
+        if not self._admit(sum(map(len, pieces))):
+            self._raise()
+        self._put_manifest(pieces)
         self._announced.check()  # else what it names may be gone: `abort` takes it back
         self._open = False
         with contextlib.suppress(StoreError):

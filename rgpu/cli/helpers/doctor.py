@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -51,7 +52,7 @@ def _all(settings: Settings) -> Iterator[Finding]:
     checks: dict[str, Callable[[], Finding]] = {
         "python": _python, "client library": _shim, "address range": _addresses,
         "address randomisation": _randomisation, "shared memory": _memfd, "boot clock": _boot_clock, "gpu": _gpu,
-        "box": _box, "registry": lambda: _registry(settings)}
+        "box": lambda: _box(settings), "registry": lambda: _registry(settings)}
     for name, check in checks.items():
         try:
             yield check()
@@ -129,16 +130,22 @@ def _gpu() -> Finding:
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
 
 
-def _box() -> Finding:
+def _box(settings: Settings) -> Finding:
     """Which walls a node here would put around its workers, and what is missing for the others."""
+    from rgpu.checkpoint.blobs import places
     from rgpu.server.box import host
     from rgpu.server.box.walls import Mode, decide
 
-    missing = host.missing()
-    stands = [one.wall.name for one in decide(Mode.AUTO, missing, users="root" not in missing) if one.stands]
+    root = pool_files(settings).root
+    store = places.parse(settings.store or str(root / "images"))
+    missing = host.missing(folders=[root, *([Path(store.path)] if store.is_directory else [])])
+    stands = [one.wall.name for one in decide(Mode.AUTO, missing, users="root" not in missing, asked=("io",))
+              if one.stands]
     lacking = "; ".join(f"{name}: {reason}" for name, reason in sorted(missing.items()))
-    users = "" if "root" in missing else " (those of namespaces with --worker-uids)"
-    return Finding("workers' box", True, f"walls to be had here: {', '.join(stands)}{users}"
+    ways = [] if "root" in missing else ["those of namespaces with --worker-uids"]
+    ways += ["io with --worker-io"] if "io" in stands else []
+    return Finding("workers' box", True, f"walls to be had here: {', '.join(stands)}"
+                   + (f" ({', '.join(ways)})" if ways else "")
                    + (f"; missing: {lacking}" if lacking else ""))
 
 

@@ -22,7 +22,7 @@ UNLIMITED, INHERIT = "unlimited", "default"
 
 @click.group("quota", cls=Group)
 def command() -> None:
-    """Limit what users may have at a time: sessions, device memory, shares of GPUs, places in the queue."""
+    """Limit what users may have at a time: sessions, device memory, shares of GPUs, queueing, checkpoints."""
 
 
 def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,17 +38,19 @@ def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--memory", metavar="SIZE", help="Device memory of all sessions together: 16GiB.")
 @click.option("--gpus", metavar="N", help="GPUs of all sessions together, shares count as such: 2, 0.5.")
 @click.option("--queued", metavar="N", help="Requests that wait for a place.")
+@click.option("--checkpoints", metavar="SIZE", help="Bytes of all checkpoints together in the store: 100GiB.")
 @common.pool_option
 @common.output_option
 @common.verb
 def set_some(user: str | None, default: bool, sessions: str | None, memory: str | None, gpus: str | None,
-             queued: str | None, pool: str | None, output: str) -> None:
+             queued: str | None, checkpoints: str | None, pool: str | None, output: str) -> None:
     """Limit what USER may have at a time, or with --default what everybody may. Limits that are not named stay.
 
     "unlimited" takes a limit away, "default" makes it everybody's again. What USER has above a lower limit goes on;
     nothing more is let in until it is below.
     """
-    args = {**_asked(user, default), **wanted(default, sessions=sessions, memory=memory, gpus=gpus, queued=queued)}
+    args = {**_asked(user, default), **wanted(default, sessions=sessions, memory=memory, gpus=gpus, queued=queued,
+                                              checkpoints=checkpoints)}
     with connect(common.settings(pool=pool), role="operator") as client:
         found = _call(client, "quota.set", args)
     common.emit(found, output, _tell)
@@ -109,7 +111,7 @@ def wanted(default: bool, **given: str | None) -> dict[str, Any]:
         else:
             limits[name] = _READ[name](name, word)
     if not limits and not inherit:
-        raise UsageError("say which limit: --sessions, --memory, --gpus or --queued")
+        raise UsageError("say which limit: --sessions, --memory, --gpus, --queued or --checkpoints")
     return {"limits": limits, "inherit": inherit}
 
 
@@ -146,13 +148,14 @@ def _gpus(name: str, text: str) -> float:
     return gpus
 
 
-_READ: dict[str, Callable[[str, str], float]] = {"sessions": _count, "memory": _size, "gpus": _gpus, "queued": _count}
+_READ: dict[str, Callable[[str, str], float]] = {"sessions": _count, "memory": _size, "gpus": _gpus, "queued": _count,
+                                                 "checkpoints": _size}
 
 
 def _cell(name: str, used: float | None, most: float | None) -> str:
-    """``3 of 4``; only what is in use where there is no limit."""
-    text = common.size if name == "memory" else lambda number: f"{number:g}"
-    return text(used or 0) if most is None else f"{text(used or 0)} of {text(most)}"
+    """``3 of 4``; only what is in use where there is no limit; ``?`` where that is not known."""
+    has = "?" if used is None else _amount(name, used)
+    return has if most is None else f"{has} of {_amount(name, most)}"
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -163,13 +166,13 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _amount(name: str, most: float) -> str:
-    return common.size(most) if name == "memory" else f"{most:g}"
+    return common.size(most) if _READ.get(name) is _size else f"{most:g}"
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    common.table(("USER", "SESSIONS", "MEMORY", "GPUS", "QUEUED", "OWN"), (
+    common.table(("USER", "SESSIONS", "MEMORY", "GPUS", "QUEUED", "CHECKPOINTS", "OWN"), (
         (row["user"], *(_cell(name, row["use"].get(name), row["limits"].get(name)) for name in _READ),
-         ",".join(sorted(row["own"]))) for row in rows), drop=("OWN",))
+         ",".join(sorted(row["own"]))) for row in rows), drop=("OWN", "CHECKPOINTS"))
 
 
 def _tell(found: dict[str, Any]) -> None:

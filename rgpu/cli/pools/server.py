@@ -41,6 +41,9 @@ from rgpu.session.errors import NotFound
               "namespaces. Needs root (RGPU_WORKER_UIDS).")
 @click.option("--worker-memory", metavar="SIZE",
               help="Host memory that a worker may have (default: nearly all; RGPU_WORKER_MEMORY).")
+@click.option("--worker-io", metavar="SIZE",
+              help="Bytes a second that a worker may read, and as many that it may write, of the disks under the "
+                   "node's folders (default: no bound; RGPU_WORKER_IO).")
 @click.option("--cgroup", default="", metavar="DIR", help="A control group (v2) that this node may divide among its "
               "workers (default: the daemon's own, where it may).")
 @click.option("--client-grace", metavar="AGE", help="How long a client's host may be silent before its session is "
@@ -66,8 +69,8 @@ from rgpu.session.errors import NotFound
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
             advertise_data: str, spares: str | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
-            box: str | None, worker_uids: str | None, worker_memory: str | None, cgroup: str,
-            client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
+            box: str | None, worker_uids: str | None, worker_memory: str | None, worker_io: str | None,
+            cgroup: str, client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
             web: str, web_url: str,
             metrics_cert: Path | None, metrics_key: Path | None, metrics_token_file: Path | None,
             token: str | None, pool: str | None) -> None:
@@ -89,7 +92,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                                keep_images=keep_images, spares=spares,
                                checkpoint_bandwidth=checkpoint_bandwidth, enforce_compute=enforce_compute,
                                client_grace=client_grace, box=box, worker_uids=worker_uids,
-                               worker_memory=worker_memory)
+                               worker_memory=worker_memory, worker_io=worker_io)
     said = common.registry_address(settings)
     credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
@@ -117,4 +120,5 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
                 keep_images=settings.keep_images, box=Mode(settings.box), worker_uids=parse_users(settings.worker_uids),
-                worker_memory=settings.worker_memory, cgroup=cgroup, client_grace=settings.client_grace))
+                worker_memory=settings.worker_memory, worker_io=settings.worker_io, cgroup=cgroup,
+                client_grace=settings.client_grace))

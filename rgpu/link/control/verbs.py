@@ -97,8 +97,9 @@ TABLE: tuple[Verb, ...] = (
          "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node lets "
          "that key in any more, and what it runs ends; `last`: also the last operator's.", changes=True),
     Verb("quota.set", OPERATOR, LEADER, True,
-         "{user or default: true, limits: {sessions, memory, gpus, queued}, inherit: [names]} → {user, limits, own, "
-         "use, over, notes}: limits of a user or of everybody; nil: none; `inherit`: everybody's again.", changes=True),
+         "{user or default: true, limits: {sessions, memory, gpus, queued, checkpoints}, inherit: [names]} → {user, "
+         "limits, own, use, over, notes}: limits of a user or of everybody; nil: none; `inherit`: everybody's again.",
+         changes=True),
     Verb("quota.unset", OPERATOR, LEADER, True,
          "{user or default: true} → as quota.set: all limits of that user, or of everybody, are taken away.",
          changes=True),
@@ -225,7 +226,9 @@ TABLE: tuple[Verb, ...] = (
          on=On.COMMAND, changes=True),
     Verb("move.settle", NODE, NAMED, True, "The name of `move.reconcile` in 0.1, which leaders still send.",
          on=On.COMMAND, changes=True),
-    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes, pause_ms, …}",
+    Verb("session.image", NODE, NAMED, False,
+         "{session, image, limited} → {image, position, pages, bytes, pause_ms, …}; `limited`: its user's quota "
+         "bounds it.",
          on=On.COMMAND, changes=True),
     Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session.", on=On.COMMAND),
     Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device.",

@@ -15,7 +15,7 @@ from rgpu.migrate.records import ownership
 from rgpu.migrate.records.schema import CheckpointName, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
-from rgpu.session.errors import NotFound, Refused
+from rgpu.session.errors import LimitReached, NotFound, Refused
 
 #: What a node says a checkpoint cost: times in ms, sizes in bytes.
 CHECKPOINT_COST = ("pause_ms", "drain_ms", "total_ms", "cut_bytes", "paused_bytes", "raw_bytes", "unchanged_pages")
@@ -26,32 +26,47 @@ class Checkpoints:
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks) -> None:
         self.term, self.records, self.commands, self.locks = term, records, commands, locks
+        self._refused: set[tuple[str, float]] = set()  #: sessions (name, created) whose last one their quota refused
 
-    async def write(self, name: str) -> dict[str, Any]:
+    async def write(self, name: str, *, limited: bool = True) -> dict[str, Any]:
         """Write a checkpoint and name it: {image, position, epoch, pages, bytes} and :data:`CHECKPOINT_COST`.
 
         It begins behind a move or a recovery under way, and behind another checkpoint of the session. Writing may
         take long and holds up nobody: the session may be moved, ended, recovered meanwhile, and then the worker gives
-        the checkpoint up, or the record's epoch refuses its name. Raises what the node raises, :class:`Refused`,
-        :class:`Fenced`.
+        the checkpoint up, or the record's epoch refuses its name. ``limited``: its user's quota bounds it. Raises what
+        the node raises, :class:`LimitReached`, :class:`Refused`, :class:`Fenced`.
         """
         async with self.locks.checkpoint(name):
             async with self.locks.session(name):
                 record = (await self.records.held(name)).record
-            return await self._write(record)
+            try:
+                done = await self._write(record, limited)
+            except LimitReached as error:
+                await self._tell_refused(record, error)
+                raise
+            self._refused.discard((record.name, record.created))
+            return done
+
+    async def _tell_refused(self, record: SessionRecord, error: LimitReached) -> None:
+        """Write it down, once until one is written: an agent asks again each half minute."""
+        known = record.name, record.created
+        if known not in self._refused:
+            self._refused.add(known)
+            await self.term.note("refuse_checkpoint", f"no checkpoint was written, and the session runs on: "
+                                 f"{error.message}", session=record.name, user=record.user)
 
     async def write_locked(self, name: str) -> dict[str, Any]:
-        """:meth:`write` for a caller that holds the session's lock."""
-        return await self._write((await self.records.held(name)).record)
+        """:meth:`write` for a caller that holds the session's lock, and needs it for the pool: no quota bounds it."""
+        return await self._write((await self.records.held(name)).record, False)
 
-    async def _write(self, record: SessionRecord) -> dict[str, Any]:
+    async def _write(self, record: SessionRecord, limited: bool) -> dict[str, Any]:
         name = record.name
         if record.state != "running":
             raise Refused(f"{name} is {record.state}, not running: {record.reason}", session=name)
         epoch, owner, now = record.epoch, str(record.owner), self.term.clock.wall()
         wanted = checkpoint_name(name, epoch, record.checkpoint.position if record.checkpoint else 0, now)
-        result = await self.commands.tell(owner, "session.image", {"session": name, "image": wanted}, epoch=epoch,
-                                          timeout=CHECKPOINT_SECONDS, tries=2)
+        result = await self.commands.tell(owner, "session.image", {
+            "session": name, "image": wanted, "limited": limited}, epoch=epoch, timeout=CHECKPOINT_SECONDS, tries=2)
         checkpoint = CheckpointName(name=str(result["image"]), position=int(result["position"]), epoch=epoch,
                                     created=now,
                           bytes=int(result.get("bytes", 0)))

@@ -148,7 +148,7 @@ class Revoking:
         reason = "its key was revoked"
         if checkpoint:
             try:
-                reason += f"; checkpoint {(await self.checkpoints.write(name))['image']}"
+                reason += f"; checkpoint {(await self.checkpoints.write(name, limited=False))['image']}"
             except Fenced:
                 raise
             except RgpuError as error:

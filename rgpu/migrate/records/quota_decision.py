@@ -1,8 +1,9 @@
 """What counts against a user's quota, and whether one more is let in: the table :data:`LIMITS`, and decisions by it.
 
-Pure. Nobody else decides it. Asked are requests for a session and for a place in the queue, before anything is made.
-Never asked are moves, recoveries, restores and parked sessions that come back: what they bring back counts already, so
-a limit that was lowered below a user's use ends nothing and holds up nothing but what is new.
+Pure. Nobody else decides it. Asked are requests for a session and for a place in the queue, before anything is made,
+and checkpoints before they count. Never asked are moves, recoveries, restores and parked sessions that come back: what
+they bring back counts already, so a limit that was lowered below a user's use ends nothing and holds up nothing but
+what is new.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a user has, or asks for. ``memory``: bytes; ``gpus``: per cent of a GPU; ``queued``: places in the queue."""
+    """What a user has, or asks for. ``memory``: bytes; ``gpus``: per cent of a GPU; ``queued``: places in the queue;
+    ``checkpoints``: bytes of the store.
+    """
 
     sessions: int = 0
     memory: int = 0
     gpus: int = 0
     queued: int = 0
+    checkpoints: int = 0
 
     def __add__(self, other: Use) -> Use:
         return Use(self.sessions + other.sessions, self.memory + other.memory, self.gpus + other.gpus,
-                   self.queued + other.queued)
+                   self.queued + other.queued, self.checkpoints + other.checkpoints)
 
     def of(self, limit: str) -> int:
         """Return how much counts against the limit of that name."""
@@ -71,6 +75,13 @@ def _bytes(count: int) -> str:
     return f"{count // _MIB} MiB of device memory" if count % _MIB == 0 else f"{count} bytes of device memory"
 
 
+def _stored(count: int) -> str:
+    for unit, size in (("GiB", _GIB), ("MiB", _MIB), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f}".removesuffix(".0") + f" {unit} of checkpoints"
+    return f"{count} bytes of checkpoints"
+
+
 _WAIT = "end one of them, or wait until one ends (--queue)"
 LIMITS: tuple[Limit, ...] = (
     Limit("sessions", "sessions that live or are parked; each process of a run that uses a GPU is one",
@@ -82,6 +93,9 @@ LIMITS: tuple[Limit, ...] = (
           "ask for less with --gpus"),
     Limit("queued", "requests that wait for a place", "a request more that would wait",
           _several("place in the queue", "places in the queue"), "withdraw one of them (`rgpu kill NAME`)"),
+    Limit("checkpoints", "bytes in the store that the user's checkpoints need, what several share once",
+          "a checkpoint more", _stored, "remove some (`rgpu image rm CHECKPOINT`, or `rgpu image gc` with --ended for "
+          "those of sessions that ended)"),
 )
 NAMES = frozenset(limit.name for limit in LIMITS)
 
@@ -131,6 +145,21 @@ def decide(user: str, limits: Mapping[str, int], use: Use, asked: Use, ahead: Us
     return Verdict(True, f"within what {user} may have")
 
 
+def decide_checkpoint(user: str, most: int, used: int, adds: int | None = None) -> Verdict:
+    """Whether ``user``, who has ``used`` bytes of checkpoints of ``most``, may have one more.
+
+    ``adds``: bytes that it is known to add, or to be more than what is left by; None: not known yet, and it is let
+    begin where anything is left.
+    """
+    row = next(limit for limit in LIMITS if limit.name == "checkpoints")
+    if used < most if adds is None else used + adds <= most:
+        return Verdict(True, f"within what {user} may have")
+    this = "" if used >= most else f"; this one adds more than the {row.text(most - used)} that are left"
+    return Verdict(False, f"{user} may have {row.text(most)} at a time and has {row.text(used)}{this}: {row.instead}, "
+                          f"or ask an operator for more (`rgpu quota set {user}`)", False, row.name, used, adds or 0,
+                   most)
+
+
 def use_of(sessions: Iterable[SessionRecord], requests: Iterable[QueueRecord] = ()) -> Use:
     """Count what one user has: ``sessions`` and ``requests`` of that user, also those that ended.
 
@@ -166,13 +195,15 @@ def limits_of(user: str, records: Mapping[str, QuotaRecord]) -> dict[str, int]:
 class Quotas:
     """Everybody's limits and use at one revision. ``owners``: user of each public key, for records that name no user.
 
-    Use is counted when it is asked for, once for each user.
+    ``stored``: bytes of checkpoints of each user, where they were counted; empty where nothing is asked that needs
+    them. Use is counted when it is asked for, once for each user.
     """
 
     records: Mapping[str, QuotaRecord] = field(default_factory=dict)
     sessions: tuple[SessionRecord, ...] = ()
     requests: tuple[QueueRecord, ...] = ()
     owners: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
     _uses: dict[str, Use] = field(default_factory=dict, init=False, repr=False, compare=False)
     _grouped: dict[str, tuple[list[SessionRecord], list[QueueRecord]]] = field(
         default_factory=dict, init=False, repr=False, compare=False)
@@ -190,7 +221,7 @@ class Quotas:
         if user not in self._uses:
             if not self._grouped:
                 self._group()
-            self._uses[user] = use_of(*self._grouped.get(user, ([], [])))
+            self._uses[user] = use_of(*self._grouped.get(user, ([], []))) + Use(checkpoints=self.stored.get(user, 0))
         return self._uses[user]
 
     def users(self) -> set[str]:
@@ -227,7 +258,7 @@ def shown(limits: Mapping[str, int | None]) -> dict[str, float | None]:
 
 
 def read_limits(given: object) -> dict[str, int | None]:
-    """Limits from a message: {sessions, memory (bytes), gpus (GPUs), queued}, None for no limit.
+    """Limits from a message: {sessions, memory (bytes), gpus (GPUs), queued, checkpoints (bytes)}, None for no limit.
 
     Raises :class:`UsageError`.
     """

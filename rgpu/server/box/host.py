@@ -5,17 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 from rgpu.server.box import landlock
 from rgpu.server.box.cgroups import Cgroups
+from rgpu.server.box.disks import disks_of
 
 _SYS_ADMIN, _SETUID, _SETGID, _CHOWN = 21, 7, 6, 0  #: bits of CapEff
 _SECCOMP, _GET_ACTION_AVAIL = 317, 2
 
 
-def missing(cgroups: Cgroups | None = None) -> dict[str, str]:
-    """Return what is not to be had here of what walls need (:mod:`.walls`), each with the reason."""
+def missing(cgroups: Cgroups | None = None, folders: Iterable[Path] = ()) -> dict[str, str]:
+    """Return what is not to be had here of what walls need (:mod:`.walls`), each with the reason.
+
+    ``folders``: those that workers write to, whose disks are to be bounded.
+    """
     found = {}
     if not landlock.version():
         found["landlock"] = "the kernel has no Landlock (Linux 5.13, with landlock in `lsm=`)"
@@ -26,6 +31,8 @@ def missing(cgroups: Cgroups | None = None) -> dict[str, str]:
     cgroups = cgroups or Cgroups.find("")
     if cgroups.reason:
         found["cgroup"] = cgroups.reason
+    if why := cgroups.io_reason or "; ".join(disks_of(folders).lacking):
+        found["io"] = why
     return found
 
 

@@ -1,12 +1,13 @@
 """Walls that a worker gets: a table, and one pure decision with a reason for each.
 
 ``off`` puts up those that need nothing and hinder nobody; ``auto`` (default) what this host allows, and what needs a
-user of the worker's own only where the node was given users; ``strict`` all of them, or the node does not start.
+user of the worker's own only where the node was given users; ``strict`` all of them, or the node does not start. A wall
+that an option asks for is none of them where it was not given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,13 +24,17 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """``needs``: what it cannot be without; ``users``: only where each worker has a user of its own."""
+    """``needs``: what it cannot be without; ``users``: only where each worker has a user of its own.
+
+    ``asked``: only where an option of the node asks for it.
+    """
 
     name: str
     keeps: str  #: what it keeps a worker from, in words
     needs: str = ""
     users: bool = False
     always: bool = False  #: also with ``off``
+    asked: bool = False
 
 
 WALLS: tuple[Wall, ...] = (
@@ -41,6 +46,7 @@ WALLS: tuple[Wall, ...] = (
     Wall("syscalls", "tracing, mounting, namespaces, sockets of networks, loading code into the kernel", "seccomp"),
     Wall("memory", "more memory than a worker may have", "cgroup"),
     Wall("tasks", "more processes and threads than a worker may have", "cgroup"),
+    Wall("io", "reading and writing disks faster than a worker may", "io", asked=True),
     Wall("user", "what belongs to its daemon's user and to other workers", "root", users=True),
     Wall("mounts", "seeing other folders and devices", "root", users=True),
     Wall("processes", "seeing and signalling other processes", "root", users=True),
@@ -59,13 +65,16 @@ class Standing:
     reason: str = ""
 
 
-def decide(mode: Mode, missing: Mapping[str, str], *, users: bool) -> tuple[Standing, ...]:
+def decide(mode: Mode, missing: Mapping[str, str], *, users: bool, asked: Collection[str] = ()) -> tuple[Standing, ...]:
     """Return every wall, and whether it is put up.
 
     ``missing``: what this host lacks of ``needs``, with the reason. ``users``: workers get users of their own.
+    ``asked``: names of walls that options ask for; the others of that kind are left out.
     """
     found = []
     for wall in WALLS:
+        if wall.asked and wall.name not in asked:
+            continue
         why = missing.get(wall.needs, "")
         if mode == Mode.OFF and not wall.always:
             why = "the node was started with --box off"

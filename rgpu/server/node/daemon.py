@@ -76,6 +76,7 @@ from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.state_file import Reserve, hold_name, write_state
+from rgpu.server.node.store.checkpoint_quota import CheckpointQuota
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.store.spool import ImportSpool
@@ -152,8 +153,8 @@ class Daemon:
         self.devices = DeviceSlots(host, {slot.spec: slot for slot in slots}, self.held.handles,
                                    lambda spec: self.warm.memory(spec))
         self.boxes = Boxes.of_node(directory, options.box, users=options.worker_uids, cgroup=options.cgroup,
-                                   memory=options.worker_memory or usual_memory(), devices=options.devices,
-                                   store=self._store_folder())
+                                   memory=options.worker_memory or usual_memory(), io=options.worker_io,
+                                   devices=options.devices, store=self._store_folder())
         self.warm = WarmWorkers(
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size,
@@ -203,7 +204,8 @@ class Daemon:
                                    self.secrets)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
                                self.background, self.gate)
-        self.quotas = QuotaVerbs(self.local, self.records, self.authorized)
+        self.checkpoint_quota = CheckpointQuota(self.checkpoints, self.records, self.authorized, self.gate.user_of)
+        self.quotas = QuotaVerbs(self.local, self.records, self.authorized, self.checkpoint_quota)
         self.leader_verbs = self.gate.guard({**sessions.table, **HostVerbs(self.local, self.gate).table,
                                              **self.members.table, **self.quotas.table})
         me = Actor("node", node_name(options.host), public=self.identity.keys.public)
@@ -249,7 +251,8 @@ class Daemon:
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
         workers = WorkerCommands(self.held, lambda session: spawn(self.records.session(session)))
-        checkpoints = CheckpointCommand(self.held, self.checkpoints, self.shares, self.deadline)
+        checkpoints = CheckpointCommand(self.held, self.checkpoints, self.shares, self.deadline,
+                                        self.checkpoint_quota)
         return {
             "worker.start": starts.start, "worker.describe": workers.describe, "worker.forget": workers.forget,
             "move.receive": moves.receive, "move.send": moves.send, "move.reconcile": self.reconciler.reconcile,
@@ -274,7 +277,7 @@ class Daemon:
                 PoolVerbs(self.records, self.views, self.gate),
                 WebVerbs(self.identity.host, self.web.url if self.web else "", self.control.grants, self.authorized),
                 SecretVerbs(self.secrets, self.records),
-                CheckpointVerbs(self.checkpoints, self.spool, self.gate),
+                CheckpointVerbs(self.checkpoints, self.spool, self.gate, self.checkpoint_quota),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
             verbs.register(self.control)

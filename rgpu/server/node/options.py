@@ -40,6 +40,7 @@ class Options:
     box: Mode = Mode.AUTO  #: which walls stand around workers (:mod:`rgpu.server.box.walls`)
     worker_uids: tuple[int, int] | None = None  #: users for workers, first and last; None: the daemon's
     worker_memory: int = 0  #: bytes of host memory that a worker may have; 0: nearly all that the host has
+    worker_io: int = 0  #: bytes a second that a worker may read, and write, of the node's disks; 0: no bound
     cgroup: str = ""  #: a folder of cgroup v2 that may be divided among workers; "": the daemon's own, where it may
     web: str = ""  #: HOST:PORT of the web page; empty: none
     web_url: str = ""  #: where browsers find it, if not there: behind a proxy

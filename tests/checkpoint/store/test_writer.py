@@ -18,7 +18,8 @@ from rgpu.checkpoint.pages.pages import Page
 from rgpu.checkpoint.store import collect
 from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_checkpoint
 from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectoryStore
-from rgpu.session.errors import AlreadyExists, Corrupt, StoreError, StoreFull, VersionMismatch
+from rgpu.checkpoint.store.store_use import StoreUse
+from rgpu.session.errors import AlreadyExists, Corrupt, LimitReached, StoreError, StoreFull, VersionMismatch
 from tests.support.checkpoint.samples import KEY, fresh, sample_device, taken
 from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, checkpoint_of, many_pages, restores_as
 
@@ -159,6 +160,41 @@ def test_a_failing_store_ends_the_taking_of_pages_early(tmp_path: Path) -> None:
     assert added < 64
     assert [p for p in (tmp_path / "s").rglob("*") if p.is_file()] == []
     assert threading.active_count() < 30
+
+
+def test_one_that_adds_more_than_it_may_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
+    """The bound is of what is added: pages that the store has are free. The manifest counts."""
+    plain, device = DirectoryStore(tmp_path / "s"), many_pages(40)
+    for most in (3 * PAGE, 40 * PAGE + 100):  # in the midst of its pages, and with its manifest alone
+        with pytest.raises(LimitReached, match=f"adds more than {most} bytes") as caught:
+            checkpoint_of(CheckpointStore(plain.blobs, most=most), "a", device)
+        assert caught.value.detail["limit"] == "checkpoints"
+        assert [path for path in (tmp_path / "s").rglob("*") if path.is_file()] == []
+    checkpoint_of(CheckpointStore(plain.blobs, most=50 * PAGE), "a", device)
+    device.write(BASE, b"changed")
+    checkpoint_of(CheckpointStore(plain.blobs, most=2 * PAGE), "b", device, 8, base="a")
+    assert restores_as(plain.open("b"), device)
+
+
+def test_use_counts_what_checkpoints_share_once_and_nothing_that_none_needs(tmp_path: Path) -> None:
+    store, device, use = DirectoryStore(tmp_path / "s"), many_pages(20), StoreUse()
+    files = lambda: sum(path.stat().st_size for kind in ("*.pack", "*.image")  # noqa: E731
+                        for path in (tmp_path / "s").rglob(kind))
+    assert use.count([store]) == 0
+    checkpoint_of(store, "a", device)
+    assert use.count([store]) == files() > 20 * PAGE
+    device.write(BASE, b"changed")
+    checkpoint_of(store, "b", device, 8, base="a")
+    assert use.count([store]) == files() < 23 * PAGE
+    store.forget("a")
+    assert use.count([store]) == files() > 20 * PAGE, "the other one needs its packs"
+    store.forget("b")
+    assert use.count([store]) == 0 < files(), "packs that wait for their collection"
+    checkpoint_of(store, "a", many_pages(2))
+    assert 2 * PAGE < use.count([store]) < 4 * PAGE, "another of that name"
+    store.blobs.delete(store.manifest("a"))
+    store.blobs.put(store.manifest("a"), b"damaged")
+    assert use.count([store]) == len(b"damaged")
 
 
 def test_a_page_that_was_not_added_is_noticed(tmp_path: Path) -> None:

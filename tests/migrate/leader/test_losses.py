@@ -146,8 +146,8 @@ def test_a_checkpoint_holds_up_nobody(tmp_path: Path) -> None:
         node, release = w.pool.nodes["a"], asyncio.Event()
         real = node.session_image
 
-        async def slow(session: str, image: str) -> dict[str, Any]:
-            written = await real(session, image)
+        async def slow(session: str, image: str, limited: bool) -> dict[str, Any]:
+            written = await real(session, image, limited)
             await release.wait()
             return written
 
@@ -172,9 +172,9 @@ def test_a_second_checkpoint_waits_for_the_first_and_an_end_for_none(tmp_path: P
         node, release, writing = w.pool.nodes["a"], asyncio.Event(), []
         real = node.session_image
 
-        async def slow(session: str, image: str) -> dict[str, Any]:
+        async def slow(session: str, image: str, limited: bool) -> dict[str, Any]:
             writing.append(image)
-            written = await real(session, image)
+            written = await real(session, image, limited)
             await release.wait()
             return {**written, "pause_ms": 1.5}
 

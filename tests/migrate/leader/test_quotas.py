@@ -50,6 +50,28 @@ def test_above_the_limit_is_refused_with_the_numbers_and_others_are_not_concerne
     run(tmp_path, test)
 
 
+def test_a_refused_checkpoint_is_told_once_and_what_the_pool_needs_is_not_asked(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await w.coordinator.admission.create(alices("s", 6, priority=-1))
+        node = w.pool.nodes["a"]
+        for _ in range(2):
+            node.store_used_up = True
+            for _ in range(3):
+                with pytest.raises(LimitReached, match="1 GiB of checkpoints"):
+                    await w.coordinator.checkpoint("s")
+            node.store_used_up = False
+            await w.coordinator.checkpoint("s")
+        told = await w.pool.history("s")
+        assert told.count("refuse_checkpoint") == told.count("publish_image") == 2, "once until one is written"
+        node.store_used_up = True
+        await ask(w, order("high", 4))
+        await look(w)
+        assert (await w.pool.record("s")).state == "parked", "else a user could not be parked for having too much"
+
+    run(tmp_path, test, nodes="a")
+
+
 def test_a_request_above_the_limit_waits_holds_up_nobody_and_is_let_in_when_it_may(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         time = clock(w)

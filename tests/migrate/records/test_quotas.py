@@ -16,6 +16,7 @@ from rgpu.migrate.records.quota_decision import (
     Quotas,
     Use,
     decide,
+    decide_checkpoint,
     limits_of,
     read_limits,
     shown,
@@ -197,18 +198,48 @@ def test_allowed(case: str) -> None:
 def test_the_table_names_each_use_and_every_limit_refuses() -> None:
     assert {limit.name for limit in LIMITS} == set(Use.__dataclass_fields__) == NAMES
     for limit in LIMITS:
-        verdict = decide("alice", {limit.name: 1}, Use(1, 1, 1, 1), Use(1, 1, 1, 1))
+        verdict = decide("alice", {limit.name: 1}, Use(1, 1, 1, 1, 1), Use(1, 1, 1, 1, 1))
         assert verdict.limit == limit.name and not verdict.never
 
 
 @given(st.dictionaries(st.sampled_from(sorted(NAMES)), st.integers(0, 5)),
-       st.lists(st.builds(Use, *[st.integers(0, 4)] * 4), max_size=8))
+       st.lists(st.builds(Use, *[st.integers(0, 4)] * 5), max_size=8))
 def test_what_is_let_in_one_by_one_never_exceeds_a_limit(limits: dict[str, int], asked: list[Use]) -> None:
     use = NOTHING
     for one in asked:
         if decide("u", limits, use, one).allowed:
             use += one
     assert all(use.of(name) <= most for name, most in limits.items())
+
+
+CHECKPOINTS: dict[str, tuple[int, int, int | None, str]] = {  # most, used, adds; what is said, empty: let in
+    "nothing is left": (GIB, GIB, None, "may have 1 GiB of checkpoints at a time and has 1 GiB of checkpoints: remove"),
+    "nothing at all": (0, 0, None, "may have 0 bytes of checkpoints at a time and has 0 bytes of checkpoints: remove"),
+    "a lowered limit": (GIB, 3 * GIB // 2, None, "has 1.5 GiB of checkpoints: remove"),
+    "a byte is left": (GIB, GIB - 1, None, ""),
+    "it fills what is left": (GIB, GIB // 2, GIB // 2, ""),
+    "it is a byte too large": (GIB, GIB // 2, GIB // 2 + 1, "; this one adds more than the 512 MiB of checkpoints that "
+                               "are left: remove some (`rgpu image rm CHECKPOINT`"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_a_checkpoint_more(case: str) -> None:
+    most, used, adds, said = CHECKPOINTS[case]
+    verdict = decide_checkpoint("alice", most, used, adds)
+    assert verdict.allowed == (not said) and said in verdict.reason, verdict.reason
+    if said:
+        assert "or ask an operator for more (`rgpu quota set alice`)" in verdict.reason
+        assert verdict.error("alice").detail == {"user": "alice", "limit": "checkpoints", "never": False, "used": used,
+                                                 "asked": adds or 0, "most": most}
+
+
+def test_checkpoints_count_where_they_were_counted_and_bound_no_session() -> None:
+    records = {"alice": QuotaRecord(user="alice", limits={"checkpoints": GIB})}
+    quotas = Quotas(records, (of("s"),), stored={"alice": 2 * GIB})
+    assert quotas.use("alice") == Use(1, GIB, checkpoints=2 * GIB) and quotas.decide("alice", Use(1, GIB)).allowed
+    assert quotas.over("alice") == ["alice has 2 GiB of checkpoints and may have 1 GiB of checkpoints: nothing is "
+                                    "ended, and a checkpoint more is not let in until that is below"]
 
 
 def test_a_user_s_own_limits_go_before_everybody_s() -> None:
@@ -228,8 +259,8 @@ def test_a_user_s_own_limits_go_before_everybody_s() -> None:
 
 
 def test_limits_from_a_message_and_back() -> None:
-    given = {"sessions": 3, "memory": GIB, "gpus": 1.5, "queued": None}
-    assert read_limits(given) == {"sessions": 3, "memory": GIB, "gpus": 150, "queued": None}
+    given = {"sessions": 3, "memory": GIB, "gpus": 1.5, "queued": None, "checkpoints": 7}
+    assert read_limits(given) == {"sessions": 3, "memory": GIB, "gpus": 150, "queued": None, "checkpoints": 7}
     assert shown(read_limits(given)) == given
 
 

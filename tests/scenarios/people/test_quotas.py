@@ -17,6 +17,7 @@ from rgpu.session.errors import AuthenticationFailed, LimitReached, NotFound, No
 from tests.support.eventually import eventually
 from tests.support.pools import verbs
 from tests.support.pools.pool import LocalPool, Program, VerbError
+from tests.support.pools.staged import line
 
 GIB = 1 << 30
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -85,7 +86,8 @@ def refused(program: Program) -> str:
 
 def test_limits_are_hit_by_their_user_alone(users: Users) -> None:
     told = users.pool.rgpu("quota", "set", "alice", "--sessions", "2", "--memory", "3GiB")
-    assert told["limits"] == {"sessions": 2, "memory": 3 * GIB, "gpus": None, "queued": None} and told["notes"] == []
+    assert told["limits"] == {"sessions": 2, "memory": 3 * GIB, "gpus": None, "queued": None,
+                              "checkpoints": None} and told["notes"] == []
     users.holds("one", "--memory", "1GiB")
     assert "alice may have 3 GiB of device memory at a time and has 1 GiB of device memory; this asks for 2560 MiB" in \
         refused(users.run("large", "--memory", "2560MiB"))
@@ -98,7 +100,8 @@ def test_limits_are_hit_by_their_user_alone(users: Users) -> None:
         pool.run(list(SLEEPS), name="four", memory="1MiB")
     assert [caught.value.detail[name] for name in ("limit", "used", "most")] == ["sessions", 2, 2]
     row = users.quota()
-    assert row["use"] == {"sessions": 2, "memory": 3 * GIB, "gpus": 0, "queued": 0} and row["over"] == []
+    assert row["use"] == {"sessions": 2, "memory": 3 * GIB, "gpus": 0, "queued": 0, "checkpoints": 0}
+    assert row["over"] == []
     story = users.pool.rgpu("history", "three", "--operator")
     assert [(event["decision"], event["user"]) for event in story] == [("refuse", "alice")]
 
@@ -145,6 +148,55 @@ def test_a_lowered_quota_ends_nothing_and_says_so_and_the_session_is_moved(users
     assert [users.row(name)["state"] for name in ("one", "two")] == ["running", "running"]
 
 
+def test_checkpoints_take_no_more_of_the_store_than_their_user_may_have(users: Users) -> None:
+    """Asked for, automatic, imported; others, and the sessions, are as they were; what is removed makes room."""
+    pool, alice = users.pool, ("--pool", str(users.alices))
+    released, archive = pool.folder / "released-checkpoints", pool.folder / "first.rgpu"
+    first = pool.run(*line("uploads", 3, released), name="first", options=alice)
+    other = pool.run(*line("uploads", 3, released), name="other")
+    eventually(lambda: {users.row(name).get("state") for name in ("first", "other")} == {"running"})
+    first.wait_lines(1)
+    other.wait_lines(1)
+    image = pool.rgpu("checkpoint", "first", *alice)["image"]
+    used = users.quota()["use"]["checkpoints"]
+    assert used == pool.rgpu("quota", "show", *alice)["quotas"][0]["use"]["checkpoints"] > 500 << 10
+    listed = sum(row["stored"] + row["manifest_bytes"] for row in pool.rgpu("image", "ls", *alice))
+    assert 0 <= used - listed < 4096, "and the heads and ends of packs"
+    pool.rgpu("image", "export", image, str(archive), *alice)
+    most = used + (100 << 10)
+    pool.rgpu("quota", "set", "alice", "--checkpoints", str(most))
+
+    second = pool.run(*line("uploads", 6, released), name="second", options=(*alice, "--checkpoint-every", "1"))
+    eventually(lambda: "no checkpoint can be written (alice may have" in str(users.row("second").get("note")),
+               lambda: (users.row("second"), second.errors))
+    for words in (("checkpoint", "second"), ("image", "import", str(archive), "--name", "copy")):
+        with pytest.raises(VerbError, match="; this one adds more than the 100 KiB of checkpoints that are left: "
+                                            "remove some .`rgpu image rm") as caught:
+            pool.rgpu(*words, *alice)
+        assert caught.value.code == LimitReached.exit_code
+    assert users.quota()["use"]["checkpoints"] == used and users.row("second")["state"] == "running"
+    assert [row["image"] for row in pool.rgpu("image", "ls", *alice)] == [image]
+    told = [event for event in pool.rgpu("history", "second", *alice) if event["decision"] == "refuse_checkpoint"]
+    assert len(told) == 1 and "the session runs on" in told[0]["reason"] and told[0]["user"] == "alice"
+    pool.rgpu("checkpoint", "other")
+    pool.rgpu("image", "import", str(archive), "--name", "copy")
+
+    (note,) = pool.rgpu("quota", "set", "alice", "--checkpoints", "1KiB")["notes"]
+    assert "a checkpoint more is not let in until that is below" in note
+    with pytest.raises(VerbError, match="alice may have 1 KiB of checkpoints at a time and has .* KiB of check.*: rem"):
+        pool.rgpu("checkpoint", "first", *alice)
+    pool.rgpu("quota", "set", "alice", "--checkpoints", str(most))
+    first.stop()
+    eventually(lambda: not users.row("first"))
+    assert pool.rgpu("image", "gc", "--ended", "0s", *alice)["images"] == [image]
+    assert users.quota()["use"]["checkpoints"] == 0, "packs that wait for their collection do not count"
+    assert pool.rgpu("checkpoint", "second", *alice)["session"] == "second"
+    released.touch()
+    assert [second.process.wait(60), other.process.wait(60)] == [0, 0], (second.errors, other.errors)
+    eventually(lambda: not pool.rgpu("ps", "--all-users"))
+    pool.rgpu("image", "gc", "--ended", "0s", "--operator")
+
+
 def test_operators_set_and_a_user_sees_the_own_alone(users: Users) -> None:
     pool, folder = users.pool, ("--pool", str(users.alices))
     pool.rgpu("quota", "set", "alice", "--sessions", "7")
@@ -182,6 +234,7 @@ def test_operators_set_and_a_user_sees_the_own_alone(users: Users) -> None:
     ("alice", "--sessions", "-1"), ("alice", "--sessions", "1.5"), ("alice", "--sessions", "many"),
     ("alice", "--memory", "lots"), ("alice", "--memory", "99999999999T"), ("alice", "--gpus", "nan"),
     ("alice", "--gpus", "-2"), ("alice", "--gpus", "0.001"), ("alice", "--queued", "9999999999"),
+    ("alice", "--checkpoints", "-1MiB"),
     ("../x", "--sessions", "1"), ("@default", "--sessions", "1"), ("a b", "--sessions", "1"),
     ("\x1b[2Jx", "--sessions", "1"), ("x" * 64, "--sessions", "1")], ids=repr)
 def test_arguments_that_make_no_sense_change_nothing(users: Users, words: tuple[str, ...]) -> None:
@@ -189,7 +242,7 @@ def test_arguments_that_make_no_sense_change_nothing(users: Users, words: tuple[
         users.pool.rgpu("quota", "set", *words)
     assert caught.value.code == UsageError.exit_code and "\x1b" not in caught.value.text
     assert users.pool.rgpu("quota", "show", "--all-users")["default"] == dict.fromkeys(
-        ("gpus", "memory", "queued", "sessions"))
+        ("checkpoints", "gpus", "memory", "queued", "sessions"))
     assert all(row["own"] == {} for row in users.pool.rgpu("quota", "show", "--all-users")["quotas"])
 
 
@@ -206,7 +259,7 @@ def test_tables(users: Users) -> None:
     users.pool.rgpu("quota", "set", "alice", "--sessions", "4", "--memory", "16GiB")
     done = verbs.run(("quota", "show", "alice", "--operator"), users.pool.environment, 60)
     head, line, everybody = done.stdout.splitlines()
-    assert head.split() == ["USER", "SESSIONS", "MEMORY", "GPUS", "QUEUED", "OWN"]
+    assert head.split() == ["USER", "SESSIONS", "MEMORY", "GPUS", "QUEUED", "CHECKPOINTS", "OWN"]
     assert line.split("  ")[0] == "alice" and "0 of 4" in line and "of 16.0 GiB" in line and "memory,sessions" in line
     assert everybody == "everybody may have: no limits"
 

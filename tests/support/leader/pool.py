@@ -20,7 +20,7 @@ from rgpu.migrate.records.schema import DeviceRecord as Device
 from rgpu.migrate.records.schema import HistoryRecord, LeaderRecord, NodeRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.session.errors import Fenced, LinkError, MoveFailed, NotFound, Refused, RgpuError
+from rgpu.session.errors import Fenced, LimitReached, LinkError, MoveFailed, NotFound, Refused, RgpuError
 
 GIB = 1 << 30
 
@@ -62,6 +62,7 @@ class FakeNode:
     forgotten: list[str] = field(default_factory=list)  #: names of keys that it was told to let in no more
     options: list[dict[str, Any]] = field(default_factory=list)  #: of each move sent from here
     replay_fails: bool = False
+    store_used_up: bool = False  #: by the users of sessions here, for checkpoints that their quotas bound
 
     @property
     def host(self) -> str:
@@ -142,8 +143,10 @@ class FakeNode:
                 worker.holds = "running"
         return {"done": done}
 
-    async def session_image(self, session: str, image: str) -> dict[str, Any]:
+    async def session_image(self, session: str, image: str, limited: bool) -> dict[str, Any]:
         worker = self._worker(session)
+        if limited and self.store_used_up:
+            raise LimitReached("alice may have 1 GiB of checkpoints", limit="checkpoints")
         self.pool.checkpoints[image] = worker.position
         return {"image": image, "position": worker.position, "pages": 3, "bytes": 300}
 

@@ -9,49 +9,69 @@ import structlog
 from rgpu.migrate.leader.nodes import CHECKPOINT_SECONDS
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.store.checkpoint_quota import CheckpointQuota
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
-from rgpu.session.errors import StoreFull, TimedOut
+from rgpu.session.errors import Corrupt, LimitReached, StoreFull, TimedOut
 
 log = structlog.get_logger(__name__)
 
 
 class CheckpointCommand:
-    """``shares``: what the checkpoints of this node have of the store's bandwidth and of free device memory."""
+    """``shares``: what the checkpoints of this node have of the store's bandwidth and of free device memory.
+
+    ``quota``: what users may have of the store; None: everything.
+    """
 
     def __init__(self, held: HeldSessions, checkpoints: NodeCheckpoints, shares: CheckpointShares,
-                 deadline: Deadline) -> None:
+                 deadline: Deadline, quota: CheckpointQuota | None = None) -> None:
         self._held, self._checkpoints, self._shares, self._deadline = held, checkpoints, shares, deadline
+        self._quota = quota
 
-    async def checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
-        """Write a checkpoint; a full store is cleared up and asked again.
+    async def checkpoint(self, *, session: str, image: str, limited: bool = False, **_: Any) -> dict[str, Any]:
+        """Write a checkpoint; a full store is cleared up and asked again. ``limited``: its user's quota bounds it.
 
-        Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, :class:`StoreFull`, :class:`TimedOut`,
-        and what the worker raises.
+        Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, :class:`LimitReached`,
+        :class:`StoreFull`, :class:`TimedOut`, and what the worker raises.
         """
         try:
-            return await self._write(session, image)
+            return await self._within(session, image, limited)
         except StoreFull as error:
             freed = await self._checkpoints.make_room(session)
             log.warning("the checkpoint store is full", session=session, image=image, freed=freed, reason=error.message)
             if not freed:
                 raise
-        return await self._write(session, image)
+        return await self._within(session, image, limited)
 
-    async def _write(self, session: str, checkpoint: str) -> dict[str, Any]:
+    async def _within(self, session: str, checkpoint: str, limited: bool) -> dict[str, Any]:
+        """Write it within what its user may have. The checkpoint counts when the leader names it: after this."""
         self._deadline.check("a checkpoint")
-        handle = self._held.owned(session)
-        base, others, facts = await self._checkpoints.bases(session, self._held.bases.get(session))
-        async with self._shares.under_way(session, handle) as part:
-            with await self._checkpoints.grant(session) as grant:
-                try:
-                    done = await handle.request("checkpoint", fds=grant.descriptors, image=checkpoint,
-                                                store=grant.values,
-                                                base=base, others=others, facts=facts, room=part.room, rate=part.rate,
-                                                timeout=CHECKPOINT_SECONDS)
-                except TimedOut:
-                    await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
+        left = await self._quota.left_to(session) if limited and self._quota is not None else None
+        if left is None or self._quota is None:
+            done = await self._write(session, checkpoint)
+        else:
+            try:
+                done = await self._write(session, checkpoint, left.bytes)
+            except LimitReached as error:
+                raise left.instead_of(error) from error
+            except Corrupt as error:  # a worker of the previous version, which this daemon took over, knows no bound
+                if error.detail.get("reason") != "grant":
                     raise
+                done = await self._write(session, checkpoint)
+            await self._quota.confirm_of(left, session, checkpoint)
         self._held.bases[session] = checkpoint
         self._checkpoints.written(session, checkpoint)
         return done
+
+    async def _write(self, session: str, checkpoint: str, most: int | None = None) -> dict[str, Any]:
+        handle = self._held.owned(session)
+        base, others, facts = await self._checkpoints.bases(session, self._held.bases.get(session))
+        async with self._shares.under_way(session, handle) as part:
+            with await self._checkpoints.grant(session, most) as grant:
+                try:
+                    return dict(await handle.request(
+                        "checkpoint", fds=grant.descriptors, image=checkpoint, store=grant.values, base=base,
+                        others=others, facts=facts, room=part.room, rate=part.rate, timeout=CHECKPOINT_SECONDS))
+                except TimedOut:
+                    await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
+                    raise

@@ -70,14 +70,17 @@ class NodeCheckpoints:
                 return checkpoints
         raise NotFound(f"no checkpoint {name}; `rgpu image ls` lists them", image=name)
 
-    async def grant(self, session: str) -> Grant:
-        """What the session's worker needs for one task; close it after."""
-        return self.grant_of((await self._record(session)).agent)
+    async def grant(self, session: str, most: int | None = None) -> Grant:
+        """What the session's worker needs for one task; close it after. ``most``: as :meth:`grant_of` has it."""
+        return self.grant_of((await self._record(session)).agent, most)
 
-    def grant_of(self, public: str) -> Grant:
-        """What a process needs for one task with the checkpoints of that key; close it after."""
+    def grant_of(self, public: str, most: int | None = None) -> Grant:
+        """What a process needs for one task with the checkpoints of that key; close it after.
+
+        ``most``: bytes that a checkpoint may add to the store; None: no limit.
+        """
         tag = user_tag(public)
-        return Grant(self.blobs, tag, user_key(self._secret, tag), direct=self._direct)
+        return Grant(self.blobs, tag, user_key(self._secret, tag), direct=self._direct, most=most)
 
     # -- which --------------------------------------------------------------------
     async def candidates(self, session: str, checkpoint: str) -> list[str]:

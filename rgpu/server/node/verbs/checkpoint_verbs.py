@@ -22,11 +22,12 @@ from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Target, require
 from rgpu.link.control.verbs import VERBS
+from rgpu.server.node.store.checkpoint_quota import CheckpointQuota
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.store.spool import ImportSpool
 from rgpu.server.node.store.take_in import take_in
 from rgpu.server.node.verbs.gate import Gate
-from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
+from rgpu.session.errors import LimitReached, NotFound, Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
 
@@ -37,10 +38,13 @@ TAKEN_AT_ONCE = 2  #: archives that processes read at once
 
 
 class CheckpointVerbs:
-    """``spool``: keeps the pieces of archives which are brought in. ``gate``: who has which keys."""
+    """``spool``: keeps the pieces of archives which are brought in. ``gate``: who has which keys.
 
-    def __init__(self, checkpoints: NodeCheckpoints, spool: ImportSpool, gate: Gate) -> None:
-        self._checkpoints, self._spool, self._gate = checkpoints, spool, gate
+    ``quota``: what users may have of the store.
+    """
+
+    def __init__(self, checkpoints: NodeCheckpoints, spool: ImportSpool, gate: Gate, quota: CheckpointQuota) -> None:
+        self._checkpoints, self._spool, self._gate, self._quota = checkpoints, spool, gate, quota
         self._taking = asyncio.Semaphore(TAKEN_AT_ONCE)
         self._opened: OrderedDict[tuple[str, str], tuple[StoredCheckpoint, bytes]] = OrderedDict()
 
@@ -176,12 +180,21 @@ class CheckpointVerbs:
         tag = self._checkpoints.tag(request.public)
         path = self._spool.path(tag, number)
         if not args.get("end"):
+            if not int(args["offset"]):  # nothing is carried here for nothing
+                await self._quota.left(request.actor.user)
             return {"size": await asyncio.to_thread(self._spool.append, tag, number, int(args["offset"]),
                                                     bytes(args["data"]))}
         try:
             async with self._taking:
-                with self._checkpoints.grant_of(request.public) as grant:
-                    return await asyncio.to_thread(take_in, path, grant, str(args.get("name") or ""))
+                left = await self._quota.left(request.actor.user)
+                with self._checkpoints.grant_of(request.public, left.bytes if left else None) as grant:
+                    try:
+                        taken = await asyncio.to_thread(take_in, path, grant, str(args.get("name") or ""))
+                    except LimitReached as error:
+                        raise left.instead_of(error) if left else error from error
+                if left is not None:
+                    await self._quota.confirm(left, request.public, str(taken["image"]))
+                return taken
         finally:
             path.unlink(missing_ok=True)
 

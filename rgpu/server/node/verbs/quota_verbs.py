@@ -5,7 +5,11 @@ A user sees the own quota alone; an operator everybody's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
+
+import structlog
 
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Actor, Target, require
@@ -17,14 +21,18 @@ from rgpu.migrate.records.quotas import EVERYBODY, check_quota_user
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.records import PoolRecords
-from rgpu.session.errors import UsageError
+from rgpu.server.node.store.checkpoint_quota import LIMIT, CheckpointQuota
+from rgpu.session.errors import StoreError, UsageError
+
+log = structlog.get_logger(__name__)
 
 
 class QuotaVerbs:
-    """``authorized``: whom this node lets in, and so which users there are."""
+    """``authorized``: whom this node lets in, and so which users there are. ``stored``: counts their checkpoints."""
 
-    def __init__(self, local: LocalLeader, records: PoolRecords, authorized: AuthorizedKeys) -> None:
-        self._local, self._records, self._authorized = local, records, authorized
+    def __init__(self, local: LocalLeader, records: PoolRecords, authorized: AuthorizedKeys,
+                 stored: CheckpointQuota) -> None:
+        self._local, self._records, self._authorized, self._stored = local, records, authorized, stored
         self.table: dict[str, LeaderVerb] = {"quota.set": self._set, "quota.unset": self._unset}
 
     def register(self, control: ControlServer) -> None:
@@ -51,13 +59,13 @@ class QuotaVerbs:
 
     async def _told(self, user: str) -> dict[str, Any]:
         """What holds now, and what an operator should know of it."""
-        quotas = await self._quotas()
+        quotas, unknown = await self._counted(await self._quotas(), None if user == EVERYBODY else [user])
         notes = advice(quotas, user)
         if user == EVERYBODY:
             return {"user": None, "limits": _limits(quotas, user), "own": _own(quotas, user), "notes": notes}
         if user not in self._users():
             notes.append(f"no key of a user {user} is let in: the quota holds once there is one (`rgpu keys list`)")
-        return {**_row(quotas, user), "notes": notes}
+        return {**_row(quotas, user, unknown), "notes": notes}
 
     # -- any node ---------------------------------------------------------------------
     async def _show(self, request: Request) -> dict[str, Any]:
@@ -68,10 +76,23 @@ class QuotaVerbs:
         else:
             users = [check_quota_user(str(asked))] if asked else [actor.user]
             require(VERBS["quota.show"], actor, Target(f"the quota of {users[0]}", users[0]))
-        return {"quotas": [_row(quotas, user) for user in users], "default": _limits(quotas, EVERYBODY)}
+        quotas, unknown = await self._counted(quotas, users)
+        return {"quotas": [_row(quotas, user, unknown) for user in users], "default": _limits(quotas, EVERYBODY)}
 
     async def _quotas(self) -> Quotas:
         return await QuotaReader(self._records.registry).now(tuple(await self._records.sessions()), line=True)
+
+    async def _counted(self, quotas: Quotas, users: Collection[str] | None) -> tuple[Quotas, bool]:
+        """With the bytes of these users' checkpoints (None: of all that have that limit), and whether they are not
+        known: the store does not answer.
+        """
+        if users is None:
+            users = [user for user in quotas.users() | self._users() if LIMIT in quotas.limits(user)]
+        try:
+            return replace(quotas, stored=await self._stored.used(users)), False
+        except StoreError as error:
+            log.warning("checkpoints cannot be counted", reason=error.message)
+            return quotas, True
 
     def _users(self) -> set[str]:
         return {key.holder for key in self._authorized.everybody() if key.role != "node"}
@@ -105,7 +126,9 @@ def _limits(quotas: Quotas, user: str) -> dict[str, float | None]:
     return shown({**dict.fromkeys(sorted(NAMES)), **quotas.limits(user)})
 
 
-def _row(quotas: Quotas, user: str) -> dict[str, Any]:
+def _row(quotas: Quotas, user: str, unknown: bool) -> dict[str, Any]:
+    """``unknown``: how much the user has of checkpoints cannot be told now."""
     use = quotas.use(user)
-    return {"user": user, "limits": _limits(quotas, user), "own": _own(quotas, user),
-            "use": shown({name: use.of(name) for name in sorted(NAMES)}), "over": quotas.over(user)}
+    amounts = {name: None if unknown and name == LIMIT else use.of(name) for name in sorted(NAMES)}
+    return {"user": user, "limits": _limits(quotas, user), "own": _own(quotas, user), "use": shown(amounts),
+            "over": quotas.over(user)}

@@ -22,7 +22,8 @@ import structlog
 
 from rgpu.server.address_layout import fixed_in_children
 from rgpu.server.box import host, launch, mounts
-from rgpu.server.box.cgroups import Cgroups, Group
+from rgpu.server.box.cgroups import Cgroups, Group, IoBound
+from rgpu.server.box.disks import disks_of
 from rgpu.server.box.environment import worker_environment
 from rgpu.server.box.places import worker_places
 from rgpu.server.box.walls import Mode, Standing, check, decide
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 _LAUNCH = str(Path(launch.__file__))
 EXAMINE = "rgpu.server.node.devices.examine"  #: a program that says whether a device works
 PATIENCE = 60.0  #: seconds that it may take
+LEAST_IO = 1 << 20  #: bytes a second: what is less keeps workers from starting
 #: Walls that a driver may not bear, fewest first.
 _HINDRANCES = (("files",), ("files", "syscalls", "capabilities"))
 
@@ -44,8 +46,9 @@ _HINDRANCES = (("files",), ("files", "syscalls", "capabilities"))
 class Boxes:
     """See the module docstring. ``directory``: the node's; ``users``: (first, last) for workers, None: the daemon's.
 
-    ``memory``: bytes that a worker may have, 0: no bound. ``store``: where images are, if workers go there themselves;
-    None: through the daemon.
+    ``memory``: bytes that a worker may have, 0: no bound. ``io``: what it may read and write of the disks that its
+    folders lie on, as far as they can be bounded; None: no bound. ``store``: where images are, if workers go there
+    themselves; None: through the daemon.
     """
 
     directory: Path
@@ -55,6 +58,7 @@ class Boxes:
     cgroups: Cgroups = field(default_factory=lambda: Cgroups({}, "not asked for"))
     memory: int = 0
     users: tuple[int, int] | None = None
+    io: IoBound | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     driver_cache: bool = True
     mode: Mode = Mode.AUTO
@@ -62,19 +66,27 @@ class Boxes:
 
     @classmethod
     def of_node(cls, directory: Path, mode: Mode, *, users: tuple[int, int] | None = None, cgroup: str = "",
-                memory: int = 0, devices: tuple[str, ...] = (), store: Path | None = None) -> Boxes:
-        """Look at this host, and decide. Raises :class:`Refused` for what ``strict`` cannot have, :class:`UsageError`.
+                memory: int = 0, io: int = 0, devices: tuple[str, ...] = (), store: Path | None = None) -> Boxes:
+        """Look at this host, and decide. ``io``: bytes a second that a worker may read and write, 0: no bound.
+
+        Raises :class:`Refused` for what ``strict`` cannot have, :class:`UsageError`.
         """
+        if 0 < io < LEAST_IO:
+            raise UsageError(f"--worker-io {io} is less than {LEAST_IO >> 20} MiB a second: a worker reads its own "
+                             "libraries within that, and would not start in time")
         cgroups = Cgroups.find(cgroup) if mode != Mode.OFF else Cgroups({}, "not asked for")
-        cgroups.prepare()
-        missing = host.missing(cgroups)
+        cgroups.prepare(io=bool(io))
+        apart = mode == Mode.STRICT or users is not None  # workers share nothing that one could spoil for others
+        store = None if apart else store
+        folders = [directory, *([store] if store is not None else [])]
+        missing = host.missing(cgroups, folders)
         if users and "root" in missing:
             raise UsageError(f"--worker-uids needs more rights: {missing['root']}")
-        standing = decide(mode, missing, users=users is not None)
+        standing = decide(mode, missing, users=users is not None, asked=("io",) if io else ())
         check(mode, standing)
-        apart = mode == Mode.STRICT or users is not None  # workers share nothing that one could spoil for others
-        return cls(directory, standing, devices, None if apart else store, cgroups, memory, users,
-                   driver_cache=not apart, mode=mode)
+        bound = IoBound(io, disks_of(folders).numbers) if io and not cgroups.io_reason else None
+        return cls(directory, standing, devices, store, cgroups, memory, users, bound, driver_cache=not apart,
+                   mode=mode)
 
     @property
     def names(self) -> list[str]:
@@ -226,10 +238,10 @@ class Boxes:
         return group_prefix(self.directory)
 
     def _group(self, home: Home) -> Group:
-        return Group({name: parent / self._group_name(home) for name, parent in self.cgroups.parents.items()})
+        return self.cgroups.group(self._group_name(home))
 
     def _make_group(self, home: Home) -> Group:
-        return self.cgroups.make(self._group_name(home), self.memory)
+        return self.cgroups.make(self._group_name(home), self.memory, self.io)
 
 
 def group_prefix(directory: Path) -> str:

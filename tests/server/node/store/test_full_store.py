@@ -14,12 +14,16 @@ import pytest
 from rgpu.checkpoint.store import collect, retention
 from rgpu.checkpoint.store.checkpoint_store import DirectoryBlobs
 from rgpu.checkpoint.store.grants import UserCheckpoints
+from rgpu.migrate.records.quotas import QuotaRecord, quota_key
+from rgpu.migrate.records.schema import encode
+from rgpu.migrate.registry.base import Entry
 from rgpu.server.node.commands.checkpoints import CheckpointCommand
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.store.checkpoint_quota import CheckpointQuota
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import FULL_GRACE, NodeCheckpoints
-from rgpu.session.errors import StoreFull
+from rgpu.session.errors import Corrupt, LimitReached, StoreFull
 from tests.support.checkpoint.store_helpers import PAGE, checkpoint_of, many_pages
 
 PAGES = 10
@@ -33,10 +37,12 @@ class Worker:
 
     def __init__(self, root: Path, checkpoints: UserCheckpoints) -> None:
         self.root, self.checkpoints = root, checkpoints
-        self.asked, self.closed = 0, asyncio.Event()
+        self.asked, self.closed, self.earlier = 0, asyncio.Event(), False
 
     async def request(self, do: str, *, image: str, **values: Any) -> dict[str, Any]:
         assert do == "checkpoint"
+        if self.earlier and "most" in values["store"]:
+            raise Corrupt("no grant of a store: Object contains unknown field `most`", reason="grant")
         self.asked += 1
         used = sum(path.stat().st_size for path in self.root.rglob("*.pack"))
         if used + PAGES * PAGE > ROOM:
@@ -68,8 +74,8 @@ class Here:
         self.worker: Any = Worker(self.root, self.checkpoints)
         self.held.running["s"] = self.worker
 
-    def checkpoint(self, name: str) -> None:
-        asyncio.run(self.command.checkpoint(session="s", image=name))
+    def checkpoint(self, name: str, limited: bool = False) -> None:
+        asyncio.run(self.command.checkpoint(session="s", image=name, limited=limited))
 
     def forget(self, *names: str, seconds_ago: float) -> None:
         """Removed, and condemned by a collection so long ago."""
@@ -93,6 +99,36 @@ def test_what_no_checkpoint_needs_makes_room(tmp_path: Path, monkeypatch: pytest
     assert here.worker.asked == 5 and here.names() == ["b", "c", "d"]
     for name in here.names():
         here.checkpoints.own.verify(name)
+
+
+def test_a_worker_of_the_previous_version_is_bounded_after_the_fact(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows no bound in what it is granted, and refuses it: the checkpoint is written, counted, and goes again."""
+    here = Here(tmp_path, monkeypatch)
+    held, key = SimpleNamespace(record=here.record), SimpleNamespace(holder="alice", public="agent")
+    quota = QuotaRecord(user="alice", limits={"checkpoints": 15 * PAGE})
+
+    async def session(name: str) -> Any:
+        return held
+
+    async def sessions() -> list[Any]:
+        return [here.record]
+
+    async def listed(prefix: str) -> Any:
+        return SimpleNamespace(entries=[Entry(quota_key("alice"), encode(quota), 1, 1)])
+
+    records: Any = SimpleNamespace(session=session, sessions=sessions, registry=SimpleNamespace(list=listed))
+    keys: Any = SimpleNamespace(everybody=lambda: [key])
+    here.command._quota = CheckpointQuota(here.node_checkpoints, records, keys, lambda record: "alice")
+    here.worker.earlier = True
+    here.checkpoint("a", limited=True)
+    with pytest.raises(LimitReached, match="alice may have 960 KiB of checkpoints at a time and has 6.* KiB"):
+        here.checkpoint("b", limited=True)
+    assert here.names() == ["a"] and here.held.bases["s"] == "a"
+    here.checkpoint("parked")
+    assert here.names() == ["a", "parked"], "what the pool needs is not asked"
+    with pytest.raises(LimitReached, match="has 1.3 MiB of checkpoints: remove some"):
+        here.checkpoint("c", limited=True)
 
 
 def test_a_full_store_of_checkpoints_that_count_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
