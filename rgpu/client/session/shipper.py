@@ -12,13 +12,11 @@ import os
 import select
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from rgpu.client.data_link.agent_lanes import LinkLanes
 from rgpu.client.data_link.bulk import SameHost
 from rgpu.client.data_link.connection import DataLink
 from rgpu.client.data_link.incoming import Incoming
@@ -28,9 +26,11 @@ from rgpu.client.journal.kept import Journal
 from rgpu.client.journal.recorder import Recorder
 from rgpu.client.run.pool_desk import Desk, Grant
 from rgpu.client.session import attachment as at
+from rgpu.client.session.asking import Asking
 from rgpu.client.session.attaching import Attempt
 from rgpu.client.session.delivery import Deliveries
 from rgpu.client.session.identity import Identity
+from rgpu.client.session.leaving import Leaving
 from rgpu.client.session.loop import Loop
 from rgpu.client.session.shipping import Shipping
 from rgpu.client.session.upkeep import Upkeep
@@ -103,10 +103,10 @@ class Shipper:
         self.link: DataLink | None = None
         self._attempt: Attempt | None = None
         self.cursor: Cursor | None = None
-        self._leaving: deque[tuple[LinkLanes | None, int, int]] = deque()  #: segments to be given back, and after what
+        self._leaving = Leaving(journal, peer)
         self.incoming = Incoming(self, takes_text)
-        self._asking = False
-        self._next_ask = self._next_upkeep = self._next_look = 0.0
+        self._asking = Asking(desk, identity.session, lambda: self.attachment.highest, self.post, self.feed)
+        self._next_upkeep = self._next_look = 0.0
         self._active = 0.0  #: when calls or answers last came
         self._worked = 0.0  #: likewise, without the worker's signs of life
         self.modules = ModuleShip(journal)
@@ -319,15 +319,7 @@ class Shipper:
 
     def release(self) -> None:
         """Give the shim the segments back that nothing needs."""
-        lanes = self.link.lanes if self.link is not None else None
-        for index in self.journal.released():
-            self._leaving.append((lanes, lanes.given if lanes is not None else 0, index))
-        while self._leaving:
-            lanes, given, index = self._leaving[0]
-            if lanes is not None and not lanes.settled(given):
-                break  # what was spilled, and is still being sealed from there, must not be written over
-            self._leaving.popleft()
-            self.peer.release(index)
+        self._leaving.release(self.link.lanes if self.link is not None else None)
         self.bulk.flush()
 
     def lose(self, reason: str) -> None:
@@ -365,7 +357,7 @@ class Shipper:
                 self._drop_link()
                 self.feed(at.LinkClosed(command.link, time.monotonic()))
             elif isinstance(command, at.Find):
-                self._next_ask = time.monotonic() + command.delay
+                self._asking.due = time.monotonic() + command.delay
             elif isinstance(command, at.Ship):
                 self._start_shipping(command.next)
             elif isinstance(command, at.Report):
@@ -425,10 +417,10 @@ class Shipper:
         if self._leaving:
             self.release()
         if self.attachment.state is at.State.FINDING:
-            if now >= self._next_ask:
-                self._ask(now + SILENCE_LIMIT)
-        elif now >= self._next_ask and self._silent_since(now) > SILENCE_ASK:
-            self._ask(now + SILENCE_ASK)
+            if now >= self._asking.due:
+                self._asking.ask(now + SILENCE_LIMIT)
+        elif now >= self._asking.due and self._silent_since(now) > SILENCE_ASK:
+            self._asking.ask(now + SILENCE_ASK)
         link = self.link
         if link is not None and self._unheard_since(link) > SILENCE_LIMIT:
             self.incoming.take(link)  # this process may have stood still for so long
@@ -456,18 +448,6 @@ class Shipper:
         if self.incoming.blocked or self.returns.full or link.lanes.awaited:  # a lane's message has its own limit
             return 0.0
         return time.monotonic() - link.heard
-
-    def _ask(self, again: float) -> None:
-        if not self._asking:
-            self._asking, self._next_ask = True, again
-            self.desk.submit(self._ask_owner)
-
-    def _ask_owner(self) -> None:
-        self.post(self._owner_found, self.desk.find_owner(self.identity.session, self.attachment.highest))
-
-    def _owner_found(self, event: at.Event) -> None:
-        self._asking = False
-        self.feed(event)
 
     # -- the end ------------------------------------------------------------------------------
     def _finish(self) -> None:

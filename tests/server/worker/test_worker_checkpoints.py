@@ -51,7 +51,7 @@ class Running:
         return ""
 
     def staged(self) -> int:
-        return sum(block.nbytes for block in self.device._staged.values())
+        return sum(block.nbytes for block in self.device._staged._blocks.values())
 
     def feed(self, name: str, payload: bytes = b"", **args: Any) -> None:
         self.worker.runtime.feed([self.journal(name, payload, **args)])
@@ -178,7 +178,7 @@ class Departs:
         self.worker = worker
 
     def run(self) -> dict[str, Any]:
-        Departs.staged = len(self.worker.runtime.device._staged)  # type: ignore[attr-defined]
+        Departs.staged = len(self.worker.runtime.device._staged._blocks)  # type: ignore[attr-defined]
         if self.worker.tasks._checkpointing is not None:
             assert self.worker.tasks._checkpointing.wait_read(0), "the ring is the move's"
         with pytest.raises(Refused, match="being moved"):

@@ -1,14 +1,13 @@
 """The ``cpu`` device: executes PTX and copies on the host's own cores and memory.
 
 A facade: memory and its checks are in :mod:`.memory`, what a stream may run
-when in :mod:`.schedule`, threads in :mod:`.streams`, modules and launch checks
-in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
+when in :mod:`.schedule`, threads in :mod:`.streams`, what they execute in :mod:`.work`, modules and launch checks
+in :mod:`.modules`, copies of pages in :mod:`.staged`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 """
 
 from __future__ import annotations
 
 import importlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,13 +17,11 @@ import numpy as np
 import structlog
 
 from rgpu.checkpoint.codec.frames import FramePool, host_pool
-from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region, TimesDone
+from rgpu.checkpoint.device import Done, Launch, ModuleTable, Region, TimesDone
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
-from rgpu.link.faults import fault
 from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
-from rgpu.server.device.cpu import addressspace, words
 from rgpu.server.device.cpu.collectives.communicators import Communicators
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
@@ -32,11 +29,13 @@ from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
 from rgpu.server.device.cpu.peer import CpuPeer
 from rgpu.server.device.cpu.printed import Printed
-from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
-from rgpu.server.device.cpu.streams import Fault, Streams
+from rgpu.server.device.cpu.staged import StagedPages
+from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.device.cpu.textures.objects import Textures
-from rgpu.server.device.hardware import HARDWARE
+from rgpu.server.device.cpu.work import words
+from rgpu.server.device.cpu.work.copies import Copies
+from rgpu.server.device.cpu.work.launches import Launches
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ArrayShape, Box
@@ -46,11 +45,8 @@ from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
 
-INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 1, 101, 400, 201, 600
-ILLEGAL_ADDRESS, ECC_UNCORRECTABLE = 700, 214
+INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 101, 400, 201, 600
 CLOSE_SECONDS = 5.0
-#: Copies out up to this size come as bytes, larger ones as a memoryview (one copy less).
-SMALL_COPY = 1 << 20
 
 
 class CpuDevice:
@@ -71,28 +67,28 @@ class CpuDevice:
                  engine: Engine | None = None, others: Sequence[int] = ()) -> None:
         self.facts = make_facts(ordinal, memory, host)
         count = 1 + len(others)
-        self.threads = threads
-        self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
+        ptx: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
         self._memory = Memory(memory, index, count)
         self._first, self._count = index, count
         self.peer = CpuPeer(self._memory)
         self.notes, self.derived = LoadNotes(), Derived()
         if engine is None:
             importlib.import_module("rgpu.server.device.cpu.ptx").keep_in(self.derived)
-        self._modules = Modules(self._memory, self._engine, self.notes)
-        self._staged: dict[int, np.ndarray[Any, Any]] = {}
-        self._staged_lock = threading.Lock()
+        self._modules = Modules(self._memory, ptx, self.notes)
+        self._staged = StagedPages(self._memory)
         self._streams = self.order_gates = Streams(count)
-        self._graphs = Graphs(self, self._cancelled)
         self._textures = Textures()
+        self.text = Printed()
+        self._copies = Copies(self._memory)
+        self._launches = Launches(ptx, self._memory, self._modules, self._textures, self.text, threads,
+                                  self._streams.cancel)
+        self._graphs = Graphs(self._launches, self._copies, self._cancelled)
         self._communicators = Communicators(
-            self._streams, lambda address, size: self._rows(address, size, size, 1, "buffer").reshape(-1),
+            self._streams, lambda address, size: self._copies.rows(address, size, size, 1, "buffer").reshape(-1),
             lambda address, size: self._memory.check_rows(address, size, size, 1, "buffer"))
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
-        self._ranges: tuple[RangeTable | None, Any] = (None, None)
-        self.text = Printed()
         self._ring = HostRing()
         self._frames = host_pool(self)
         self._closed = False
@@ -135,7 +131,8 @@ class CpuDevice:
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         size = words.size_of(kind)
         self._memory.check_rows(address, size, size, 1, "word")
-        run = words.work(kind, lambda: self._rows(address, size, size, 1, "word"), value, flags, self._streams.cancel)
+        run = words.work(kind, lambda: self._copies.rows(address, size, size, 1, "word"), value, flags,
+                         self._streams.cancel)
         self._streams.submit(Op(seq, run, what="a stream memory operation"), stream)
 
     def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
@@ -258,7 +255,7 @@ class CpuDevice:
 
     # -- ordered work -------------------------------------------------------------------
     def launch(self, seq: int, launch: Launch) -> None:
-        work = self.launch_work(launch)
+        work = self._launches.launch_work(launch)
         what = f"kernel {self._modules.kernel(launch.module, launch.function)[1].name}"
         self._streams.submit(Op(seq, work, what=what), launch.stream)
 
@@ -266,114 +263,25 @@ class CpuDevice:
         op, before = self._graphs.launch(seq, graph, self._streams.timing)
         self._streams.submit(op, stream, before)
 
-    def launch_work(self, launch: Launch, conditions: dict[int, int] | None = None) -> Callable[[], None]:
-        """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
-        module, kernel = self._modules.check_launch(launch)
-        parameters = bytes(launch.parameters[:kernel.parameter_bytes])
-        self._modules.compile(module, kernel)  # here, as a driver loads a kernel at its first launch
-
-        def run() -> None:
-            if fault("cpu.launch") == "ecc":
-                raise Fault(ECC_UNCORRECTABLE, f"{kernel.name}: {HARDWARE[ECC_UNCORRECTABLE]}")
-            self.text.wait_room()
-            result = module.linked.launch(
-                kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
-                threads=self.threads, cancel=self._streams.cancel,
-                printf=self.text.writer(kernel.name), cooperative=launch.cooperative,
-                textures=self._textures.table(self._memory.valid), conditions=conditions)
-            if result.error:
-                where = f" at {result.address:#x}" if result.address else ""
-                raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
-
-        return run
-
     def _cancelled(self) -> bool:
         """Whether the device is being closed: work that never ends by itself ends now."""
         return self._streams.cancel.is_set()
 
-    def _kernel_ranges(self) -> Any:
-        """The engine's form of the present table; made once for each table."""
-        table, ranges = self._ranges
-        current = self._memory.valid
-        if table is not current:
-            ranges = self._engine.MemoryRanges(self._memory.reachable())
-            self._ranges = (current, ranges)
-        return ranges
-
-    def _rows(self, address: int, pitch: int, width: int, height: int, what: str) -> np.ndarray[Any, Any]:
-        """Checked again at execution: what was freed meanwhile is a fault of the program's, not of ours."""
-        try:
-            self._memory.check_rows(address, pitch, width, height, what)
-        except DeviceError as error:
-            raise Fault(ILLEGAL_ADDRESS, error.message) from error
-        return addressspace.rows(address, pitch, width, height)
-
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
-        source = np.frombuffer(data, np.uint8)
-        if source.size != width * height:
-            raise DeviceError(f"{source.size} bytes for {height} rows of {width}", INVALID_VALUE)
-        self._memory.check_rows(destination, pitch, width, height, "destination")
-
-        def run() -> None:
-            if source.size:
-                self._rows(destination, pitch, width, height, "destination")[:] = source.reshape(height, width)
-
-        self._streams.submit(Op(seq, run), stream)
+        self._streams.submit(Op(seq, self._copies.copy_in_work(destination, pitch, width, height, data)), stream)
 
     def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
-        """``done`` gets bytes, or a memoryview when more than SMALL_COPY."""
-        self._memory.check_rows(source, pitch, width, height, "source")
-
-        def run() -> Any:
-            if not width * height:
-                return b""
-            rows = self._rows(source, pitch, width, height, "source")
-            return rows.tobytes() if rows.size <= SMALL_COPY else rows.copy().data.cast("B")
-
-        self._streams.submit(Op(seq, run, done), stream)
+        self._streams.submit(Op(seq, self._copies.copy_out_work(source, pitch, width, height), done), stream)
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
              source: int, source_pitch: int, width: int, height: int) -> None:
-        run = self.copy_work(destination, destination_pitch, source, source_pitch, width, height)
+        run = self._copies.copy_work(destination, destination_pitch, source, source_pitch, width, height)
         self._streams.submit(Op(seq, run), stream)
-
-    def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
-                  height: int) -> Callable[[], None]:
-        """Checks a copy; returns what executes it."""
-        self._memory.check_rows(destination, destination_pitch, width, height, "destination")
-        self._memory.check_rows(source, source_pitch, width, height, "source")
-
-        def run() -> None:
-            if width and height:
-                rows = self._rows(source, source_pitch, width, height, "source")
-                self._rows(destination, destination_pitch, width, height, "destination")[:] = rows
-
-        return run
 
     def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
              element: int, value: int) -> None:
-        self._streams.submit(Op(seq, self.fill_work(destination, pitch, width, height, element, value)), stream)
-
-    def fill_work(self, destination: int, pitch: int, width: int, height: int, element: int,
-                  value: int) -> Callable[[], None]:
-        """Checks a memset; returns what executes it."""
-        if element not in (1, 2, 4):
-            raise DeviceError(f"elements of {element} bytes", INVALID_VALUE)
-        if destination % element or (height > 1 and pitch % element):
-            raise DeviceError(f"destination {destination:#x} is not aligned to {element}", INVALID_VALUE)
-        size = width * element
-        self._memory.check_rows(destination, pitch, size, height, "destination")
-        pattern = (value & ((1 << 8 * element) - 1)).to_bytes(element, "little")
-
-        def run() -> None:
-            if size and height:
-                rows = self._rows(destination, pitch, size, height, "destination")
-                if pattern.count(pattern[0]) == element:
-                    rows[:] = pattern[0]
-                else:
-                    rows.view(f"<u{element}")[:] = int.from_bytes(pattern, "little")
-
-        return run
+        run = self._copies.fill_work(destination, pitch, width, height, element, value)
+        self._streams.submit(Op(seq, run), stream)
 
     def reach_ranks(self, exchange: Exchange) -> None:
         self._communicators.exchange = exchange
@@ -469,33 +377,7 @@ class CpuDevice:
         return [pagehash.examine_pages(self._memory.state_view(region.address, region.size), key) for region in regions]
 
     def copy_and_hash(self, pages: pagehash.Ranges, staging: int, key: bytes) -> pagehash.PageHashes:
-        if not len(pages):
-            return pagehash.PageHashes(np.empty((0, 2), np.uint64), np.empty(0, np.bool_))
-        found = []
-        at = 0
-        pages = [(int(address), int(size)) for address, size in pages]
-        while at < len(pages):  # neighbours go together: a call costs more than a page
-            address, size = pages[at]
-            at += 1
-            while at < len(pages) and pages[at][0] == address + size and not size % PAGE:
-                size += pages[at][1]
-                at += 1
-            whole = PAGE * pagehash.page_count(size)
-            place = addressspace.view(staging, whole)
-            place[:size] = self._readable(address, size)
-            place[size:] = 0
-            found.append(pagehash.examine_pages(place[:size], key))
-            staging += whole
-        return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
-                                   np.concatenate([one.zero for one in found]))
-
-    def _readable(self, address: int, size: int) -> np.ndarray:
-        """Bytes of the session's state, or of what was staged of it."""
-        with self._staged_lock:
-            for start, block in self._staged.items():
-                if start <= address and address + size <= start + block.nbytes:
-                    return block[address - start:address - start + size]
-        return self._memory.state_view(address, size)
+        return self._staged.copy_and_hash(pages, staging, key)
 
     def frames(self) -> FramePool:
         return self._frames
@@ -512,20 +394,13 @@ class CpuDevice:
         return available_memory() // 2
 
     def stage(self, size: int) -> int:
-        try:
-            block = np.zeros(size, np.uint8)
-        except MemoryError as error:
-            raise DeviceError(f"the host has no {size} bytes for copies of pages", 2) from error
-        with self._staged_lock:
-            self._staged[int(block.ctypes.data)] = block
-        return int(block.ctypes.data)
+        return self._staged.stage(size)
 
     def unstage(self, address: int) -> None:
-        with self._staged_lock:
-            del self._staged[address]
+        self._staged.unstage(address)
 
     def read_staged(self, address: int, size: int) -> bytes:
-        return self._readable(address, size).tobytes()
+        return self._staged.readable(address, size).tobytes()
 
     def elapsed(self, start: int, end: int) -> float:
         with self._streams.schedule.mutex:

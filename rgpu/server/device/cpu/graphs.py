@@ -36,11 +36,15 @@ INVALID_VALUE, LAUNCH_FAILED = 1, 719
 Run = Callable[[], None]
 
 
-class Work(Protocol):
-    """What the device makes of a node: checks it now, returns what executes it."""
+class LaunchWork(Protocol):
+    """What the device makes of a kernel node: checks it now, returns what executes it."""
 
     def launch_work(self, launch: Launch, conditions: dict[int, int]) -> Run:
         """Return what runs a kernel launch; it may set ``conditions``, by handle."""
+
+
+class CopyWork(Protocol):
+    """The same for copies and memsets."""
 
     def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
                   height: int) -> Run:
@@ -64,8 +68,8 @@ class _Exec:
 class Graphs:
     """The executable graphs of a device. Used by the applying thread only."""
 
-    def __init__(self, work: Work, cancelled: Callable[[], bool]) -> None:
-        self._work = work
+    def __init__(self, launches: LaunchWork, copies: CopyWork, cancelled: Callable[[], bool]) -> None:
+        self._launches, self._copies = launches, copies
         self._cancelled = cancelled
         self._execs: dict[int, _Exec] = {}
 
@@ -127,10 +131,12 @@ class Graphs:
         if isinstance(node, ConditionalNode):
             return self._conditional(node, graph)
         if isinstance(node, KernelNode):
-            run = self._work.launch_work(Launch(node.module, node.function, node.grid, node.block, node.shared, 0,
-                                                node.parameters, node.cooperative, node.attributes), graph.conditions)
+            run = self._launches.launch_work(
+                Launch(node.module, node.function, node.grid, node.block, node.shared, 0, node.parameters,
+                       node.cooperative, node.attributes), graph.conditions)
         elif isinstance(node, MemsetNode):
-            run = self._work.fill_work(node.destination, node.pitch, node.width, node.height, node.element, node.value)
+            run = self._copies.fill_work(node.destination, node.pitch, node.width, node.height, node.element,
+                                         node.value)
         else:
             run = self._copy(node)
         return _noting(node, run, graph)
@@ -150,8 +156,8 @@ class Graphs:
         return execute
 
     def _copy(self, node: CopyNode) -> Run:
-        layers = [self._work.copy_work(destination, node.destination_pitch, source, node.source_pitch, node.width,
-                                       node.height) for destination, source in node.layers()]
+        layers = [self._copies.copy_work(destination, node.destination_pitch, source, node.source_pitch, node.width,
+                                         node.height) for destination, source in node.layers()]
 
         def execute() -> None:
             for run in layers:

@@ -100,6 +100,7 @@ def _address(data: Any) -> tuple[int, int, Any]:
     return array.ctypes.data, array.nbytes, array
 
 
+CUDA_ERROR_INVALID_VALUE = 1
 GRAPH = 2**64 - 1  #: in the place of a module
 
 
@@ -212,6 +213,11 @@ class Engine:
         del keep
         if result:
             raise DeviceError(f"{BY_ID[call_id].name}: the driver answers {result}", result)
+
+    def check_range(self, address: int, size: int) -> None:
+        """Raise :class:`DeviceError` unless [address, address+size) lies in one range that copies may touch."""
+        if size and not self.contains(address, size):
+            raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
     def load_functions(self, module: int, handles: list[int], sizes: list[int], prints: bool) -> None:
         """The functions of a module in the order of its table, with the size of each one's parameters.

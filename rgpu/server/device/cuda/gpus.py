@@ -1,4 +1,4 @@
-"""The GPUs of one session: each with its context, its memory, its zeros and its clock's reference.
+"""The GPUs of one session: each with its context, its memory, its zeros and its clock's reference; which one is meant.
 
 A session's worker has the primary context of each of its GPUs. All of them
 reach each other's memory, so that a kernel of one reads what another made, as
@@ -8,7 +8,7 @@ Sources: CUDA driver API, "Peer Context Memory Access", "Virtual Memory Manageme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -16,9 +16,11 @@ from cuda.bindings import driver
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.memory.allocations import Memory, Ranges
 from rgpu.server.device.cuda.memory.handles import Handles
+from rgpu.server.device.cuda.memory.hashers import Homes
 from rgpu.server.device.cuda.memory.zeroing import Zeroing
 from rgpu.session.errors import DeviceError
 
+CUDA_ERROR_INVALID_DEVICE = 101
 PEER_ACCESS_ALREADY_ENABLED = 704
 
 
@@ -50,7 +52,7 @@ class Gpu:
         check(driver.cuEventRecord(self.reference, 0), "cuEventRecord")
         check(driver.cuEventSynchronize(self.reference), "cuEventSynchronize")
 
-    def open_memory(self, ranges: Ranges, zeroing: Zeroing, gpus: Sequence[Gpu]) -> None:
+    def open_memory(self, ranges: Ranges, zeroing: Zeroing, gpus: Iterable[Gpu]) -> None:
         """The session's range on it, reached by all of them."""
         self.zeroing = zeroing
         self.memory = Memory(self.ordinal, ranges, zeroing, self.number,
@@ -62,6 +64,72 @@ class Gpu:
         self.memory.close()
         self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self.device)
+
+
+class Gpus:
+    """All of a session's, by its numbers, mostly one: which of them has an address, or one of the program's contexts.
+
+    What makes a context current does so in the calling thread.
+    """
+
+    def __init__(self, ordinals: Sequence[int]) -> None:
+        """Open them; the first one's context is current then. Raises :class:`DeviceError`."""
+        self._gpus = open_gpus(ordinals)
+        self.homes = Homes(len(self._gpus))  #: of memory
+        self._of_contexts: dict[int, int] = {}  #: the number of each context's GPU
+        self.use()
+
+    def __len__(self) -> int:
+        return len(self._gpus)
+
+    def __iter__(self) -> Iterator[Gpu]:
+        return iter(self._gpus)
+
+    def __getitem__(self, number: int) -> Gpu:
+        return self._gpus[number]
+
+    def use(self, number: int = 0) -> None:
+        """Make a GPU's context current."""
+        self._gpus[number].use()
+
+    def at(self, address: int) -> Gpu:
+        """The GPU whose memory it is, its context current."""
+        gpu = self._gpus[self.homes(address) if len(self._gpus) > 1 else 0]
+        gpu.use()
+        return gpu
+
+    def set_variables(self, variables: Iterable[tuple[int, int, int]]) -> None:
+        """(address, bytes, number) of all variables of modules: see :meth:`Homes.set_variables`."""
+        if len(self._gpus) > 1:
+            self.homes.set_variables(variables)
+
+    def fence(self, stream: Any) -> None:
+        """Work given to ``stream`` from now on comes after all zeros so far."""
+        for gpu in self._gpus:
+            gpu.zeroing.fence(stream)
+
+    # -- the program's contexts: all of one GPU share the worker's one context on it ----------
+    def add_context(self, context: int, number: int) -> Gpu:
+        """A context of the program's on that GPU; returns it. Raises :class:`DeviceError` where there is no such."""
+        if not 0 <= number < len(self._gpus):
+            raise DeviceError(f"the session has {len(self._gpus)} GPUs, and no device {number}",
+                              CUDA_ERROR_INVALID_DEVICE)
+        self._of_contexts[context] = number
+        return self._gpus[number]
+
+    def remove_context(self, context: int) -> None:
+        """The context is gone."""
+        self._of_contexts.pop(context, None)
+
+    def of_context(self, context: int) -> Gpu:
+        """The GPU of one of the program's contexts, the first for one that is not known."""
+        return self._gpus[self._of_contexts.get(context, 0)]
+
+    def use_context(self, context: int) -> Any:
+        """Make that GPU's context current; returns it, the driver's."""
+        gpu = self.of_context(context)
+        gpu.use()
+        return gpu.context
 
 
 def open_gpus(ordinals: Sequence[int]) -> list[Gpu]:

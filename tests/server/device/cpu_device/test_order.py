@@ -66,13 +66,13 @@ def make() -> Iterator[Callable[[int], Session]]:
 
 def test_a_slow_stream_is_waited_for(make: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch) -> None:
     session = make(1 << 30)
-    work = session.device.fill_work
+    work = session.device._copies.fill_work
 
     def slow(*args: Any) -> Callable[[], None]:
         run = work(*args)
         return lambda: (time.sleep(0.1 if args[-1] == 1 else 0.0), run())[1]
 
-    monkeypatch.setattr(session.device, "fill_work", slow)
+    monkeypatch.setattr(session.device._copies, "fill_work", slow)
     for pair in range(3):
         session.feed(session.fill(FIRST, 1) + session.fill(SECOND, 2 + pair))
     assert session.device.drain(5) and session.device.read(DEVICE_BASE, 1) == b"\4"

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from rgpu.server.device.cpu import CpuDevice
-from rgpu.server.device.cpu.words import AND, EQ, GEQ, NOR, met
+from rgpu.server.device.cpu.work.words import AND, EQ, GEQ, NOR, met
 from rgpu.session.errors import DeviceError
 from tests.server.device.cpu_device.conftest import WAIT, Client
 

@@ -115,16 +115,17 @@ class Mirrors:
 
     def read(self, address: int, size: int) -> bytes:
         """The mirror's bytes as the CPU sees them. Raises :class:`DeviceError` outside a mirror."""
-        self._check(address, size)
+        self.check(address, size)
         return ctypes.string_at(address, size)
 
     def write(self, address: int, data: Any) -> None:
         """Set bytes while no work runs. Raises :class:`DeviceError` outside a mirror."""
         source = bytes(data)
-        self._check(address, len(source))
+        self.check(address, len(source))
         ctypes.memmove(address, source, len(source))
 
-    def _check(self, address: int, size: int) -> None:
+    def check(self, address: int, size: int) -> None:
+        """Raise :class:`DeviceError` unless [address, address+size) lies in one mirror. Needs no context."""
         if not self.contains(address, size):
             raise DeviceError(f"0x{address:x} + {size} is not in one mirror", CUDA_ERROR_INVALID_VALUE)
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
@@ -68,6 +69,12 @@ class Staging:
             size, handle = self._blocks.pop(address)
             check(driver.cuMemUnmap(address, size), "cuMemUnmap")
             check(driver.cuMemRelease(handle), "cuMemRelease")
+
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of staging memory."""
+        data = np.empty(size, np.uint8)
+        check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
+        return data.tobytes()
 
     def close(self) -> None:
         """Give everything back; of a context that a fault has destroyed nothing is left to give."""

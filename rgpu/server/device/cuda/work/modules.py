@@ -18,7 +18,7 @@ import ctypes
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -305,6 +305,23 @@ def _linked(text: bytes, options: bytes) -> tuple[bytes, str]:
         return ctypes.string_at(pointer.value or 0, size.value), jit.log
     finally:
         libcuda.cuLinkDestroy(state)
+
+
+def link(inputs: Sequence[tuple[int, str, bytes]]) -> bytes:
+    """Link binaries (CUjitInputType, name, data) to a module binary. The context is current.
+
+    Raises :class:`DeviceError`.
+    """
+    state = check(driver.cuLinkCreate(0, [], []), "cuLinkCreate")
+    try:
+        for kind, name, data in inputs:
+            number = driver.CUjitInputType(kind)
+            check(driver.cuLinkAddData(state, number, data, len(data), name.encode(), 0, [], []),
+                  f"cuLinkAddData({name})")
+        pointer, size = check(driver.cuLinkComplete(state), "cuLinkComplete")
+        return ctypes.string_at(int(pointer), int(size))
+    finally:
+        driver.cuLinkDestroy(state)
 
 
 def _told(handle: Any, names: set[str]) -> dict[str, tuple[int, int]]:

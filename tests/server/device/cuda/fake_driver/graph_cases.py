@@ -47,14 +47,12 @@ def test_more_parameters_than_four_kilobytes(ready: Any) -> None:
 
 def test_what_the_function_was_allowed_when_it_was_captured(ready: Any) -> None:
     """Since then the program asked for less; both nodes are made, and the function keeps its last attribute."""
-    from rgpu.server.device.cuda.work.nodes import _attribute
-
     ready.set_function_attribute(MODULE, 0, 8, 1000)
     ready.instantiate_graph(GRAPH, 16, 0, [total([1, 2], shared=100_000), total([3], shared=900)])
     assert word(ready, 1) == 3
-    assert _attribute(ready._function(MODULE, 0), 8) == 1000
+    assert ready.function_attributes(MODULE, 0)[8] == 1000
     ready.update_graph(GRAPH, {1: replace(total([4, 4]), shared=120_000)})
-    assert word(ready, 2) == 8 and _attribute(ready._function(MODULE, 0), 8) == 1000
+    assert word(ready, 2) == 8 and ready.function_attributes(MODULE, 0)[8] == 1000
 
 
 def test_a_refused_launch_says_what_it_was(ready: Any) -> None:

@@ -135,7 +135,7 @@ def test_a_connection_ends_while_the_call_is_in_the_driver(
     again.send(call + journal("host_function_done", call=function) + journal.add_one() + journal.read(16))
     assert again.answer(loaded)[0] == 0
     assert again.answer(journal.seq)[0] == 0 and runtime.executor.bugs == 0
-    assert runtime.applied == journal.seq
+    eventually(lambda: runtime.applied == journal.seq, "a call was not applied, or twice")  # the answer may come first
 
 
 def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Agent, journal: Journal,

@@ -1,0 +1,136 @@
+// What the kernels of the fake driver do, their launches, and what they print.
+//
+// add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64 address) runs until the u32 there is not 0;
+// slow(u32 microseconds); wild() is an illegal address; sum(u64 address, u32...) adds up its parameters;
+// vprintf(u64 number, u32 lines) prints "NUMBER: LINE of LINES". Our own module's are rgpu_hash_pages and
+// rgpu_copy_hash_pages, whose "hash" of a page is the sum of its bytes plus the key's first word, and its length.
+// Modules' variables are reached by the device that they are on alone, as with a real one: hashing another's is an
+// illegal address. What kernels print comes out where a real driver prints it, or after fake_print_at(1) only in
+// cuCtxSynchronize. A launch may be captured into a graph, with parameters as the real driver takes them there: a
+// packed buffer of at most 4096 bytes.
+#include "driver.hpp"
+
+namespace {
+
+auto &printed_lock = *new std::mutex;  // behind the others
+auto &printed = *new std::string;
+
+// The parameters of rgpu_hash_pages; rgpu_copy_hash_pages has `staging` too.
+struct HashPages {
+    const uint64_t (*segments)[3];  // address, bytes, pages before
+    uint32_t count, pages, per_warp;
+    const uint32_t *key;
+    uint64_t (*hashes)[2];
+    uint8_t *zero;
+    char *staging;
+};
+
+bool reaches(void *context, Ptr at) {
+    std::lock_guard guard(variables_lock);
+    auto behind = variables.upper_bound(at);
+    if (behind == variables.begin()) return true;
+    const auto &[start, found] = *std::prev(behind);
+    return at >= start + found.size || found.context == context;
+}
+
+void hash_pages(const HashPages &p, void *context) {
+    for (uint32_t s = 0; s < p.count; ++s)
+        if (!reaches(context, p.segments[s][0])) sticky = 700;
+    constexpr uint64_t page = 65536;
+    for (uint32_t s = 0; s < p.count; ++s) {
+        uint64_t number = p.segments[s][2];
+        for (uint64_t at = 0; at < p.segments[s][1]; at += page, ++number) {
+            const auto *bytes = reinterpret_cast<const uint8_t *>(p.segments[s][0] + at);
+            const uint64_t size = std::min(page, p.segments[s][1] - at);
+            uint64_t sum = 0;
+            for (uint64_t i = 0; i < size; ++i) sum += bytes[i];
+            p.hashes[number][0] = sum + p.key[0];
+            p.hashes[number][1] = size;
+            p.zero[number] = sum == 0;
+            if (p.staging) std::memcpy(p.staging + number * page, bytes, size);
+            if (p.staging) std::memset(p.staging + number * page + size, 0, page - size);
+        }
+    }
+}
+
+struct Config {
+    uint32_t dims[7];
+    void *stream;
+    const uint8_t *attributes;
+    uint32_t count;
+};
+
+}  // namespace
+
+void fake::print_out() {
+    std::lock_guard guard(printed_lock);
+    std::fwrite(printed.data(), 1, printed.size(), stdout);
+    printed.clear();
+}
+
+Result fake::start(const Kernel *kernel, void *stream, void **extra) {
+    std::vector<char> parameters(*static_cast<size_t *>(extra[3]));
+    std::memcpy(parameters.data(), extra[1], parameters.size());
+    if (kernel->name == "sum") {
+        ++launches;
+        return give_once(stream, [parameters = std::move(parameters)] {
+            Ptr to;
+            std::memcpy(&to, parameters.data(), 8);
+            uint32_t sum = 0, word;
+            for (size_t at = 8; at + 4 <= parameters.size(); at += 4) std::memcpy(&word, &parameters[at], 4), sum += word;
+            *reinterpret_cast<uint32_t *>(to) = sum;
+        });
+    }
+    parameters.resize(64);
+    Ptr address;
+    uint32_t count;
+    std::memcpy(&address, parameters.data(), 8);
+    ++launches;
+    if (kernel->name == "add_one") {
+        std::memcpy(&count, parameters.data() + 8, 4);
+        return give_once(stream, [=] {
+            for (uint32_t i = 0; i < count; ++i) ++reinterpret_cast<uint32_t *>(address)[i];
+        });
+    }
+    if (kernel->name == "wait_flag")
+        return give(stream, [=] { return *reinterpret_cast<volatile uint32_t *>(address) != 0; });
+    if (kernel->name == "slow")
+        return give_once(stream, [=] { usleep(static_cast<useconds_t>(address & 0xFFFFFFFF)); });
+    if (kernel->name == "rgpu_hash_pages" || kernel->name == "rgpu_copy_hash_pages") {
+        HashPages given;
+        std::memcpy(&given, parameters.data(), sizeof given);
+        return give_once(stream, [=, context = kernel->context] { hash_pages(given, context); });
+    }
+    if (kernel->name == "vprintf") {
+        std::memcpy(&count, parameters.data() + 8, 4);
+        return give_once(stream, [=] {
+            std::string text;
+            for (uint32_t i = 0; i < count; ++i)
+                text += std::to_string(address) + ": " + std::to_string(i) + " of " + std::to_string(count) + "\n";
+            std::lock_guard guard(printed_lock);
+            printed += text;
+        });
+    }
+    if (kernel->name == "wild") return give_once(stream, [] { sticky = 700; });
+    return give_once(stream, [] {});
+}
+
+API Result cuLaunchKernel(void *f, unsigned gx, unsigned, unsigned, unsigned bx, unsigned, unsigned, unsigned, void *stream, void **, void **extra) {
+    if (!print_at) print_out();
+    if (starved > 0) return --starved, 2;
+    if (static_cast<Kernel *>(f)->context != of(stream)->context) return 400;
+    return gx && bx ? start(static_cast<Kernel *>(f), stream, extra) : 1;
+}
+API Result cuLaunchKernelEx(const Config *config, void *f, void **parameters, void **extra) {
+    for (uint32_t i = 0; i < config->count; ++i)
+        if (config->attributes[72 * i] != 2 && config->attributes[72 * i] != 4) return 801;
+    auto *kernel = static_cast<Kernel *>(f);
+    if (config->dims[6] > static_cast<uint32_t>(kernel->max_dynamic)) return 1;
+    Stream *stream = of(config->stream);
+    if (kernel->context != stream->context) return 400;
+    if (!stream->capturing) return start(kernel, config->stream, extra);
+    if (extra && *static_cast<size_t *>(extra[3]) > 4096) return 1;
+    const char *from = static_cast<const char *>(extra ? extra[1] : parameters[0]);
+    stream->capturing->nodes.push_back(std::make_unique<Node>(Node{kernel, {from, from + kernel->size}}));
+    return stream->last = stream->capturing->nodes.back().get(), 0;
+}
