@@ -96,8 +96,10 @@ def every_verb(machines: Machines, name: str, others: tuple[str, str], operator:
     """From that machine, with one of three hosts gone: look, run, move, checkpoint, end; as operator also lead."""
     one, other = others
     sh = machines[name].sh
-    sh(f"(rgpu run --name {name} --host {one} -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 2000000 "
-       f"> /run/{name}.out 2>&1 &)\nuntil grep -q . /run/{name}.out; do sleep 0.2; done")
+    sh(f"((rgpu run --name {name} --host {one} -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 2000000 "
+       f"> /run/{name}.out 2>&1; echo ended >> /run/{name}.out) &)\n"
+       f"until grep -qE '^(step|ended)' /run/{name}.out; do sleep 0.2; done; ! grep -q ended /run/{name}.out || "
+       f"{{ cat /run/{name}.out; false; }}")
     sh(f"rgpu ps && rgpu describe {name} && rgpu pool status && rgpu history {name}")
     sh(f"rgpu keys list && rgpu logs {name}")
     sh(f"rgpu migrate {name} {other} && rgpu checkpoint {name} && rgpu image ls && rgpu kill {name}")
