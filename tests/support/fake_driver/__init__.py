@@ -12,8 +12,6 @@ from tests.support.building import libraries
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CASES = ROOT / "tests/server/device/cuda/fake_driver"
-NATIVE = ROOT / "rgpu/server/device/cuda/native"
-SHIM = ROOT / "rgpu/client/shim/core"
 
 
 def compiler() -> str | None:
@@ -31,16 +29,16 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
         flags.append(f"-fsanitize={sanitize}")
     whole = folder / "driver.cpp"  # one unit: the headers of the standard library are most of the work
     whole.write_text("".join(f'#include "{part}"\n' for part in sorted(HERE.glob("*.cpp"))))
-    jobs = [[*flags, f"-I{HERE}", "-Wl,-soname,libcuda.so.1", str(whole), "-o", str(folder / "libcuda.so.1")]]
+    jobs = [[*flags, f"-I{HERE}", "-Wl,-soname,libcuda.so.1", str(whole), "-o", str(folder / "libcuda.so.1"),
+             "-ldl", "-lpthread"]]
     if sanitize:
-        jobs.append([*flags, f"-I{NATIVE}", f"-I{NATIVE / 'host'}",
-                     f"-I{NATIVE / 'generated'}", f"-I{SHIM}",
-                     *map(str, sorted(NATIVE.rglob("*.cpp"))), str(SHIM / "crc32.cpp"), "-o",
-                     str(folder / "librgpu_engine.so")])
+        jobs += [["cmake", "-S", str(ROOT), "-B", str(folder / "cmake"), f"-DCMAKE_CXX_FLAGS=-g -fsanitize={sanitize}",
+                  f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}"],
+                 ["cmake", "--build", str(folder / "cmake"), "--target", "rgpu_engine"]]
     else:
         shutil.copy2(libraries() / "librgpu_engine.so", folder)
     for job in jobs:
-        done = subprocess.run([*job, "-ldl", "-lpthread"], capture_output=True, text=True)
+        done = subprocess.run(job, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(job)}\n{done.stderr}")
     path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
