@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +66,21 @@ def test_a_device_of_its_own_kind_is_named() -> None:
     old = node("b", devices=[{**DEVICE, "compute_capability": [8, 0]}])
     finding = doctor.judge_drivers([node("a"), old, node("c")])
     assert finding.ok and "b alone has cuda 8.0" in finding.found and "a alone" not in finding.found
+
+
+def test_a_damaged_result_of_a_compiler_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "rgpu-nvrtc"
+    told = []
+    for content in (None, b"", b"RGPUNVC1" + bytes(24)):
+        if content is not None:
+            folder.mkdir(exist_ok=True)
+            (folder / "result").write_bytes(content)
+        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "doctor", "-o", "json", "--pool", str(tmp_path)],
+                              env={**os.environ, "CUDA_CACHE_PATH": str(tmp_path)}, capture_output=True, text=True)
+        told += [(one["ok"], one["found"]) for one in json.loads(done.stdout) if one["check"] == "compile cache"]
+    assert told[0] == (True, f"none yet in {folder}")
+    assert told[1] == (False, f"{folder / 'result'} is damaged: 0 bytes, fewer than its header")
+    assert told[2] == (False, f"{folder / 'result'} is damaged: version 0, not 1")
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rgpu.cli import common
 from rgpu.cli.helpers import doctor_pool
 from rgpu.cli.helpers.finding import Finding
 from rgpu.cli.pool import pool_files
+from rgpu.client.run import compile_cache
 from rgpu.migrate.registry.open import open_registry
 from rgpu.server.node import belonging
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
@@ -52,6 +53,7 @@ def _all(settings: Settings) -> Iterator[Finding]:
     checks: dict[str, Callable[[], Finding]] = {
         "python": _python, "client library": _shim, "address range": _addresses,
         "address randomisation": _randomisation, "shared memory": _memfd, "boot clock": _boot_clock, "gpu": _gpu,
+        "compile cache": _compile_cache,
         "box": lambda: _box(settings), "registry": lambda: _registry(settings)}
     for name, check in checks.items():
         try:
@@ -66,6 +68,20 @@ def _all(settings: Settings) -> Iterator[Finding]:
 
 def _python() -> Finding:
     return Finding("python", sys.version_info >= (3, 11), sys.version.split()[0], "rgpu needs Python 3.11 or newer")
+
+
+def _compile_cache() -> Finding:
+    """What NVRTC compiled, kept for the programs of this user."""
+    where = compile_cache.folder(os.environ)
+    if where is None or not where.exists():
+        return Finding("compile cache", True, "off" if where is None else f"none yet in {where}")
+    found = compile_cache.survey(where)
+    if found.damaged:
+        path, why = next(iter(found.damaged.items()))
+        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
+        return Finding("compile cache", False, f"{path} is damaged: {why}{more}",
+                       "it counts as none, and its kernel is compiled again: delete it")
+    return Finding("compile cache", True, f"{found.files} results of NVRTC, {found.size >> 10} KiB in {where}")
 
 
 def _shim() -> Finding:

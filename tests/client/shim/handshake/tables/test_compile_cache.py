@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 
+from rgpu.client.run import compile_cache
 from tests.client.shim.handshake.conftest import Stage
 
 HEADER = struct.Struct("<8sIIQQ")
@@ -68,9 +69,12 @@ assert find(None, 0, None, None) and keep(None, 0, b"x", 1) and make(None, 1, b"
     whole = file.read_bytes()
     magic, version, crc, key, data = HEADER.unpack_from(whole)
     assert (magic, version, data) == (b"RGPUNVC1", 1, 12) and crc == crc32(whole[COVERED:])
+    assert compile_cache.survey(file.parent) == compile_cache.Survey(1, len(whole), {})
     for broken in (whole[:-1], whole + b"x", whole[:40] + b"?" + whole[41:], whole[:8] + b"\2" + whole[9:], b"",
                    HEADER.pack(magic, version, crc, 1 << 60, data) + whole[32:]):
         file.write_bytes(broken)
+        looked = compile_cache.survey(file.parent)
+        assert looked.files == 0 and looked.size == len(broken) and looked.damaged[file], "what the library rejects"
         stage.run(TABLE + "assert found(key()) is None", CUDA_CACHE_PATH=str(tmp_path))
     file.unlink()
     file.symlink_to("/etc/passwd")
