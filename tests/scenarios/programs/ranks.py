@@ -1,7 +1,8 @@
 """Data-parallel training with NCCL, one process for each rank. It knows nothing of rgpu.
 
-usage: ranks.py ID_FILE RANK RANKS STEPS [SECONDS]. Rank 0 writes the unique id into ID_FILE. Each prints the digest of
-its parameters; `ranks.py --expected RANKS STEPS` the same, calculated with numpy.
+usage: ranks.py ID_FILE RANK RANKS STEPS [SECONDS [RELEASED]]. Rank 0 writes the unique id into ID_FILE. The last step
+is not begun before the file RELEASED is there. Each prints the digest of its parameters;
+`ranks.py --expected RANKS STEPS` the same, calculated with numpy.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from cuda.bindings import driver  # noqa: E402
 
 RANK, RANKS, STEPS = (int(text) for text in sys.argv[2:5])
 SECONDS = float((sys.argv[5:6] or ["0"])[0])
+RELEASED = Path((sys.argv[6:7] or ["/"])[0])
 nccl = ctypes.CDLL("libnccl.so.2")
 nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = ctypes.c_char_p
 
@@ -78,6 +80,8 @@ stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKIN
 memory = check(driver.cuMemAlloc(COUNT * 4))
 weights, total = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
 for step in range(STEPS):
+    while step == STEPS - 1 and not RELEASED.exists():
+        time.sleep(0.05)
     mine = gradient(RANK, step, weights)
     check(driver.cuMemcpyHtoDAsync(memory, mine.ctypes.data, mine.nbytes, stream))
     ok(nccl.ncclAllReduce(ctypes.c_void_p(int(memory)), ctypes.c_void_p(int(memory)), ctypes.c_size_t(COUNT),

@@ -21,9 +21,15 @@ def expected(steps: int) -> str:
                           capture_output=True, text=True, check=True).stdout.split()[1]
 
 
+def released(pool: LocalPool, name: str) -> Path:
+    """The file that lets the training ``name`` do its last step."""
+    return pool.folder / f"{name}.released"
+
+
 def train(pool: LocalPool, name: str, steps: int, seconds: int) -> list[Program]:
     programs = [pool.run(sys.executable, str(PROGRAMS / "ranks.py"), str(pool.folder / name), str(rank), "4",
-                         str(steps), str(seconds), name=f"{name}-{rank}", options=("--host", host))
+                         str(steps), str(seconds), str(released(pool, name)), name=f"{name}-{rank}",
+                         options=("--host", host))
                 for rank, host in enumerate(HOSTS)]
     programs[0].wait_lines(3)
     return programs
@@ -41,6 +47,7 @@ def test_a_training_of_four_processes(tmp_path: Path) -> None:
         pool.rgpu("migrate", "train-1", "node-c", "--mode", "replay")
         pool.rgpu("migrate", "train-2", "node-a", "--mode", "copy")
         kill_worker(pool, "train-3")
+        released(pool, "train").touch()
         assert {program.finish() for program in programs} == {expected(40)}
 
         programs = train(pool, "lost", 600, 120)
@@ -71,4 +78,5 @@ def test_every_rank_and_a_host_are_lost(tmp_path: Path) -> None:
         pids = [pool.node("node-b")["pid"], *(row["worker_pid"] for row in pool.rgpu("ps") if row["host"] == "node-b")]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+        released(pool, "train").touch()
         assert {program.finish() for program in programs} == {expected(100)}
