@@ -9,6 +9,9 @@ record          the registry's value of ``sessions/old`` after the image, while 
 images/         the store: the image that the record names
 old.rgpuj       every call of the session, from its first to its last; ``old.answers``: digests of what it was answered
 secret, keys/   the pool's secret, by which images are named, and the user's key, whose session it is
+
+(Of 0.1.0 the path of Python on the machine that recorded it was replaced by one as long, in the record and in the
+manifest, whose two checksums were calculated anew.)
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.building import libraries
@@ -32,9 +33,11 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
     jobs = [[*flags, f"-I{HERE}", "-Wl,-soname,libcuda.so.1", str(whole), "-o", str(folder / "libcuda.so.1"),
              "-ldl", "-lpthread"]]
     if sanitize:
-        jobs += [["cmake", "-S", str(ROOT), "-B", str(folder / "cmake"), f"-DCMAKE_CXX_FLAGS=-g -fsanitize={sanitize}",
+        beside = Path(sys.executable).with_name("cmake")  # of the virtual environment
+        cmake = str(beside) if beside.exists() else "cmake"
+        jobs += [[cmake, "-S", str(ROOT), "-B", str(folder / "cmake"), f"-DCMAKE_CXX_FLAGS=-g -fsanitize={sanitize}",
                   f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}"],
-                 ["cmake", "--build", str(folder / "cmake"), "--target", "rgpu_engine"]]
+                 [cmake, "--build", str(folder / "cmake"), "--target", "rgpu_engine"]]
     else:
         shutil.copy2(libraries() / "librgpu_engine.so", folder)
     for job in jobs:
@@ -44,3 +47,13 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
     path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     return {**os.environ, "LD_LIBRARY_PATH": path, "RGPU_ENGINE_DIR": str(folder), "RGPU_ENGINE_RING": str(32 << 20),
             "RGPU_ENGINE_ARENA": str(16 << 20), "PYTHONPATH": str(ROOT)}
+
+
+def sanitized(report: Path) -> dict[str, str]:
+    """The environment in which Python loads what was built with "address,undefined"; findings: ``report``.PID."""
+    library = subprocess.run([compiler() or "c++", "-print-file-name=libasan.so"], capture_output=True, text=True,
+                             check=True).stdout.strip()
+    # Leaks are the interpreter's; the engine maps memory at chosen addresses, where the shadow would be protected.
+    return {"LD_PRELOAD": library,
+            "ASAN_OPTIONS": f"detect_leaks=0:halt_on_error=0:protect_shadow_gap=0:log_path={report}",
+            "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={report}"}

@@ -15,13 +15,17 @@ pytest.importorskip("cuda.bindings.driver")
 
 
 @pytest.mark.skipif(fake_driver.compiler() is None, reason="needs a C++ compiler")
-@pytest.mark.timeout(600)
-def test_engine_on_a_fake_driver(tmp_path: Path) -> None:
-    environment = fake_driver.build(tmp_path)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sanitize", ["", pytest.param("address,undefined", marks=pytest.mark.slow)])
+def test_engine_on_a_fake_driver(tmp_path: Path, sanitize: str) -> None:
+    environment = fake_driver.build(tmp_path, sanitize)
+    if sanitize:
+        environment |= fake_driver.sanitized(tmp_path / "report")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", "-o",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--timeout={600 if sanitize else 120}", "-o",
          "python_files=*_cases.py", str(fake_driver.CASES)], cwd=fake_driver.ROOT, env=environment,
         capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed[1]) >= 25 and "skipped" not in done.stdout, done.stdout
+    assert not (reports := [path.read_text()[:4000] for path in tmp_path.glob("report.*")]), reports
