@@ -9,16 +9,16 @@ at any block boundary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx import schedule_ir
+from rgpu.server.device.cpu.ptx.calls.reached import pointer_of, reached
 from rgpu.server.device.cpu.ptx.control import write_kernel
 from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
-from rgpu.server.device.cpu.ptx.flow import call_target
+from rgpu.server.device.cpu.ptx.flow import call_lists, call_target
 from rgpu.server.device.cpu.ptx.jit import Helper
-from rgpu.server.device.cpu.ptx.model import Function, Instruction, Operand, Program, Sym, Variable, Vec
+from rgpu.server.device.cpu.ptx.model import Function, Instruction, Program, Sym, Variable, Vec
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.special import special_register
 
@@ -65,9 +65,9 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
         state[fn.name] = 1
         for item in fn.body or []:
             if isinstance(item, Instruction) and item.op == "call":
-                callee = program.functions.get(call_target(item))
-                if callee is not None:
-                    visit(callee, item.line, depth + 1)
+                for callee in reached(program, fn, item):
+                    if pointer_of(item) is None or state.get(callee.name) != 1:  # through a pointer: when it is called
+                        visit(callee, item.line, depth + 1)
         state[fn.name] = 2
         order.append(fn)
 
@@ -150,12 +150,9 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
         if not isinstance(item, Instruction) or item.op != "call":
             continue
         callee = g.program.functions.get(call_target(item))
-        if callee is None:
+        if callee is None or pointer_of(item) is not None:
             continue
-        at = next(i for i, op in enumerate(item.operands) if isinstance(op, Sym))
-        groups = [(item.operands[:at], callee.results), (item.operands[at + 1 :], callee.params)]
-        for given, formal in groups:
-            names = _names(given)
+        for names, formal in zip(call_lists(item), (callee.results, callee.params), strict=True):
             if not formal and formal is callee.results:
                 continue  # as a linker lets it pass: the caller reads what nobody wrote, at its own place
             if len(names) != len(formal):
@@ -169,11 +166,6 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
                 known = g.places.setdefault((fn.name, actual.name), place)
                 if known != place:
                     raise item.refuse(f"{actual.name} is passed to two functions")
-
-
-def _names(operands: Sequence[Operand]) -> Sequence[Operand]:
-    """The operands of one list of a call: in brackets or alone."""
-    return operands[0].items if operands and isinstance(operands[0], Vec) else operands
 
 
 def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], int]:

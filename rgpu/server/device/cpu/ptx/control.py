@@ -12,6 +12,8 @@ import re
 from bisect import bisect_left
 
 from rgpu.server.device.cpu.ptx import flow, schedule_ir
+from rgpu.server.device.cpu.ptx.calls.pointers import call_through
+from rgpu.server.device.cpu.ptx.calls.reached import pointer_of
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
 from rgpu.server.device.cpu.ptx.flow import Block, call_target
@@ -26,6 +28,7 @@ from rgpu.server.device.cpu.ptx.layout import (
     F_NEXT_PC,
     F_ROTATE,
     FAILED,
+    INVALID_PC,
     L_STOP,
     T_COOPERATIVE,
     T_LAUNCH,
@@ -363,24 +366,24 @@ class _Writer:
         m.done()
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, lanes: str = "") -> None:
         g = self.g
-        g.emit(f"call void @rt_exit(ptr %T, ptr %F, i32 {g.act})")
+        g.emit(f"call void @rt_exit(ptr %T, ptr %F, i32 {lanes or g.act})")
         g.emit("br label %dispatch")
 
     def _trap(self, end: Instruction, m: Mods) -> None:
         m.done()
         self._stop(FAILED)
 
-    def _stop(self, code: int) -> None:
-        """End the launch with an error."""
+    def _stop(self, code: int, lanes: str = "") -> None:
+        """End the launch with an error of the active lanes, or of ``lanes`` among them."""
         g = self.g
         g.call(REPORT, "ptr %T", f"i64 {code}", "i64 0")
         g.note_line()
         launch = g.word(T_LAUNCH, "ptr")
         pointer = g.t(f"getelementptr i64, ptr {launch}, i64 {L_STOP}")
         g.emit(f"store atomic i64 3, ptr {pointer} monotonic, align 8")
-        self._leave()
+        self._leave(lanes)
 
     def _call(self, end: Instruction, m: Mods) -> None:
         g = self.g
@@ -388,6 +391,9 @@ class _Writer:
         m.done()
         name = call_target(end)
         after = self.block.id + 1
+        if pointer_of(end) is not None:
+            self._call_through(end, after)
+            return
         if name == "vprintf":
             print_formatted(g, end)
             self._flush()
@@ -415,6 +421,16 @@ class _Writer:
         new = g.t(f"select <32 x i1> {lanes}, <32 x i32> splat (i32 {after}), <32 x i32> {old}")
         g.emit(f"store <32 x i32> {new}, ptr {pointer}, align 64")
         g.emit(f"br label %E{g.entries[name]}")
+
+    def _call_through(self, end: Instruction, after: int) -> None:
+        """A call through a pointer: a lane whose pointer names no function ends the launch with INVALID_PC."""
+        g = self.g
+        missing = call_through(g, end, after)
+        self._flush()
+        wild = g.label("wild")
+        g.emit(f"br i1 {g.t(f'icmp ne i32 {missing}, 0')}, label %{wild}, label %dispatch")
+        g.place_label(wild)
+        self._stop(INVALID_PC, missing)
 
     def _grid(self, end: Instruction, name: str) -> None:
         """What cudadevrt has for cooperative groups of a whole grid; a driver's linker takes it from machine code."""
