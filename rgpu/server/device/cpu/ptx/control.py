@@ -35,13 +35,7 @@ from rgpu.server.device.cpu.ptx.layout import (
 )
 from rgpu.server.device.cpu.ptx.model import Function, Imm, Instruction, Not, Reg, Sym
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
-from rgpu.server.device.cpu.ptx.ops.system import (
-    GRID_CALLS,
-    SET_CONDITION,
-    give_result,
-    print_formatted,
-    set_condition,
-)
+from rgpu.server.device.cpu.ptx.ops.system import DEVICE_CALLS, GRID_CALLS, give_result
 
 MOST_LINES = 1_000_000  #: of a kernel's IR: some 100 MB of text
 # Back-edges a warp may take before it lets other warps (and cancellation) have
@@ -394,13 +388,9 @@ class _Writer:
         if pointer_of(end) is not None:
             self._call_through(end, after)
             return
-        if name == "vprintf":
-            print_formatted(g, end)
-            self._flush()
-            g.emit(f"br label %{self.edge(after)}")
-            return
-        if name == SET_CONDITION and (found := g.program.functions.get(name)) is not None and found.body is None:
-            set_condition(g, end)
+        callee = g.program.functions.get(name)
+        if name in DEVICE_CALLS and callee is not None and callee.body is None:
+            DEVICE_CALLS[name](g, end)
             self._flush()
             g.emit(f"br label %{self.edge(after)}")
             return
@@ -408,7 +398,6 @@ class _Writer:
             self._flush()
             self._stop(ASSERT)
             return
-        callee = g.program.functions.get(name)
         if name in GRID_CALLS and callee is not None and callee.body is None:
             self._grid(end, name)
             return

@@ -1,1 +1,1 @@
-"""Which functions calls reach: named ones, and through pointers those whose address is taken with that prototype."""
+"""Calls of functions: which are reached, through pointers too, and the heap behind malloc and free."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 
+from rgpu.server.device.cpu.ptx.calls import heap
 from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.model import Function, Program, Variable
 from rgpu.server.device.cpu.ptx.syntax.body import Body
@@ -34,6 +35,8 @@ class Parser(Reader):
             self._module_item()
         if not self.target:
             raise PtxError("no .target directive")
+        if (memory := heap.variable(self.functions)) is not None:
+            self.variables[heap.NAME] = memory
         return Program(self.version, self.target, self.variables, self.functions, self.max_registers, self.tag)
 
     def _module_item(self) -> None:
