@@ -153,7 +153,7 @@ def report(found: Sequence[Module], command: str) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"), "command": command, "processors": os.cpu_count(), "versions": versions,
         "summary": summary(found),
-        "modules": {m.name: {**dict(sorted(m.counts().items())), "seconds": m.seconds,
+        "modules": {m.name: {**dict(sorted(m.counts().items())), **({"seconds": m.seconds} if m.seconds else {}),
                              **({"ended": m.ended} if m.ended else {})} for m in found},
         "rest": [{**asdict(test), "cause": known.text if (known := reason_of(test.id)) else ""}
                  for module in found for test in module.tests if test.outcome not in GOOD],
@@ -185,7 +185,7 @@ def page(about: Mapping[str, Any]) -> str:
         causes.setdefault(test["cause"] or "unknown", []).append(test["id"])
     lines += [f"| {cause} | {', '.join(f'`{name}`' for name in names)} |" for cause, names in causes.items()]
     lines += ["", "## What the suite skips itself", "", "| its reason | tests |", "|---|---|"]
-    lines += [f"| {reason}{' (' + SKIPS[reason] + ')' if reason in SKIPS else ''} | {count} |"
+    lines += [f"| {reason}{f' ({SKIPS[reason]})' if SKIPS.get(reason) else ''} | {count} |"
               for reason, count in about["skipped"].items()]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines += ["", f"Versions: {versions}.", ""]
@@ -202,6 +202,18 @@ def show(module: Module) -> None:
     sys.stdout.flush()
 
 
+def earlier(names: Sequence[str], output: Path) -> list[Module]:
+    """What an earlier run left in ``output``; modules that it did not run are left out."""
+    return [Module(name, 0.0, "", tests) for name in names if (tests := read(output / f"{name}.jsonl"))]
+
+
+def run_on_pool(names: Sequence[str], options: argparse.Namespace) -> list[Module]:
+    """Run modules on a pool of their own."""
+    with tempfile.TemporaryDirectory(prefix="rgpu-numba-") as folder, \
+            LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
+        return run(names, pool.environment, options.output, options.jobs, options.limit, show)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="modules, as 'cudapy.test_sm*'")
@@ -210,15 +222,14 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="of the pool's node: cpu (default), cuda:0")
     parser.add_argument("--output", type=Path,
                         default=Path(os.environ.get("OUT", ROOT / "bench" / "results")) / "numba-cuda")
+    parser.add_argument("--read", action="store_true", help="run nothing: count what an earlier run left in --output")
     parser.add_argument("--docs", type=Path, help="write this page from the results")
     options = parser.parse_args()
     names = [name for name in modules()
              if not options.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:
         parser.error(f"no module matches {' '.join(options.only)}")
-    with tempfile.TemporaryDirectory(prefix="rgpu-numba-") as folder, \
-            LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
-        found = run(names, pool.environment, options.output, options.jobs, options.limit, show)
+    found = earlier(names, options.output) if options.read else run_on_pool(names, options)
     about = report(found, f"python -m tests.suites.numba_cuda {shlex.join(sys.argv[1:])}".strip())
     (options.output / "numba-cuda.json").write_text(json.dumps(about, indent=1) + "\n")
     if options.docs:

@@ -16,6 +16,11 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 
+def is_skip(error: type[BaseException]) -> bool:
+    """Whether a test or a module said with it, by pytest's importorskip, that it needs what is not there."""
+    return error.__name__ == "Skipped" and error.__module__ == "_pytest.outcomes"
+
+
 class Lines(unittest.TestResult):
     """Write each outcome as a line when the test has ended."""
 
@@ -40,7 +45,7 @@ class Lines(unittest.TestResult):
         super().stopTest(test)
 
     def keep(self, outcome: str, error: Any) -> None:
-        if error[0].__name__ == "Skipped" and error[0].__module__ == "_pytest.outcomes":  # tests that call importorskip
+        if is_skip(error[0]):
             outcome = "skipped"
         if self.found is None or self.found[0] == "skipped":  # the first of several subtests that failed
             trace = "".join(traceback.format_exception(*error))
@@ -82,9 +87,16 @@ def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 def main() -> None:
     path, *modules = sys.argv[1:]
-    suite = unittest.defaultTestLoader.loadTestsFromNames(modules)
     with open(path, "w") as out:
         result = Lines(out)
+        try:
+            suite = unittest.defaultTestLoader.loadTestsFromNames(modules)
+        except BaseException as error:
+            if not is_skip(type(error)):
+                raise
+            result.line(planned=[])
+            result.line(id=" ".join(modules), outcome="skipped", reason=str(error), trace="")
+            return
         result.line(planned=[test.id() for test in tests(suite)])
         suite.run(result)
 
