@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx import schedule_ir
 from rgpu.server.device.cpu.ptx.calls.reached import pointer_of, reached
+from rgpu.server.device.cpu.ptx.calls.recursion import Recursion, unrolled
 from rgpu.server.device.cpu.ptx.control import write_kernel
 from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
@@ -47,7 +48,7 @@ class KernelCode:
 
 
 def ordered_functions(entry: Function, program: Program) -> list[Function]:
-    """The functions a kernel reaches, callees before callers; refuses recursion.
+    """The functions a kernel reaches, callees before callers. Raises :class:`Recursion`.
 
     Callees come first so that their block ids are lower: lanes inside a call
     then have priority over lanes waiting in the caller, and meet them again.
@@ -59,7 +60,7 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
         if depth > MOST_CALLS:
             raise CompileLimit(f"{fn.name} is called more than {MOST_CALLS} functions deep", line)
         if state.get(fn.name) == 1:
-            raise PtxError(f"unsupported call: {fn.name} is recursive", line)
+            raise Recursion(fn, line)
         if state.get(fn.name) == 2:
             return
         state[fn.name] = 1
@@ -143,7 +144,7 @@ def _static_shared(g: Gen, var: Variable) -> Place:
 def _alias_call_parameters(g: Gen, fn: Function) -> None:
     """Give each variable passed in a call the callee's own place for that parameter.
 
-    Recursion is refused, so a parameter's place is free whenever its function
+    Each level of a recursion is a function, so a parameter's place is free whenever its function
     is not running in that lane; passing arguments then needs no copy.
     """
     for item in fn.body or []:
@@ -182,10 +183,19 @@ def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], 
     return params, at
 
 
+def _without_recursion(program: Program, entry: Function) -> tuple[Program, list[Function]]:
+    """The program with the levels of its recursive functions, and what the kernel reaches of it."""
+    while True:
+        try:
+            return program, ordered_functions(entry, program)
+        except Recursion as found:
+            program = unrolled(program, found.function)
+
+
 def generate(program: Program, entry: Function, global_index: dict[str, int]) -> KernelCode:
     """The IR of one kernel; raises ``PtxError`` for whatever cannot run."""
+    program, functions = _without_recursion(program, entry)
     g = Gen(program, entry, global_index, special_register)
-    functions = ordered_functions(entry, program)
     place_variables(g, functions)
     params, param_bytes = lay_out_parameters(entry, g)
     text, symbol = write_kernel(g, functions)

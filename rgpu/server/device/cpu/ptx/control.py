@@ -30,6 +30,7 @@ from rgpu.server.device.cpu.ptx.layout import (
     FAILED,
     INVALID_PC,
     L_STOP,
+    STACK_ERROR,
     T_COOPERATIVE,
     T_LAUNCH,
 )
@@ -269,6 +270,7 @@ class _Writer:
         ends = {
             "bra": self._branch, "brx": self._table, "ret": self._return, "exit": self._exit, "trap": self._trap,
             "brkpt": self._trap, "call": self._call, "bar": self._barrier, "barrier": self._barrier,
+            flow.STACK_END: self._overflow,
         }  # fmt: skip
         try:
             ends[end.op](end, m)
@@ -368,6 +370,10 @@ class _Writer:
     def _trap(self, end: Instruction, m: Mods) -> None:
         m.done()
         self._stop(FAILED)
+
+    def _overflow(self, end: Instruction, m: Mods) -> None:
+        """A call behind the last level of a recursion."""
+        self._stop(STACK_ERROR)
 
     def _stop(self, code: int, lanes: str = "") -> None:
         """End the launch with an error of the active lanes, or of ``lanes`` among them."""

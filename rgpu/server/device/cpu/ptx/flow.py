@@ -15,7 +15,8 @@ from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, LabelM
 
 CARRY = Reg("%cc", 1)
 WARP_SYNC = {"shfl", "vote", "match", "redux"}
-_ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call"}
+STACK_END = "#stack"  #: what stands for a call for which the stack has no level
+_ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call", STACK_END}
 _NO_RESULT = _ENDS | {
     "st", "red", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "discard",
     "applypriority", "stmatrix", "sust", "call_result",
@@ -152,9 +153,8 @@ class _Builder:
 
     def _end(self, ins: Instruction) -> None:
         self._now.end = ins
-        self._now.falls = not (ins.op in ("ret", "exit", "trap", "brkpt", "brx") or (ins.op == "bra" and not ins.guard))
-        if ins.op == "brx":
-            self._now.falls = False
+        leaves = ins.op in ("ret", "exit", "trap", "brkpt", "brx", STACK_END)
+        self._now.falls = not (leaves or (ins.op == "bra" and not ins.guard))
 
     def _link(self) -> None:
         last = self.blocks[-1]

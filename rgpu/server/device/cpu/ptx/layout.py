@@ -42,4 +42,4 @@ NO_PC = 0x7FFFFFFF  # "no other lane is pending"
 PICK_DONE, PICK_WAIT = -1, -2
 
 # Results of a launch, numbered as the CUDA driver API numbers them.
-OK, ILLEGAL_ADDRESS, ASSERT, MISALIGNED, INVALID_PC, FAILED = 0, 700, 710, 716, 718, 719
+OK, ILLEGAL_ADDRESS, ASSERT, STACK_ERROR, MISALIGNED, INVALID_PC, FAILED = 0, 700, 710, 714, 716, 718, 719

@@ -1,4 +1,4 @@
-"""Which functions a call may reach, and the addresses of functions.
+"""Functions that a call may reach, and their addresses.
 
 A function's address is a number that no memory has: below all memory, with 20 bits of the hash of its module's text, so
 that a pointer that another module's kernel left in memory calls nothing, and a module has the same addresses wherever
@@ -14,8 +14,6 @@ from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, Operan
 
 _BASE, _MODULE, _STEP = 0x0E00_0000_0000, 20, 4  #: first address; bits of those within a module; of one function
 MOST_FUNCTIONS = 1 << (_MODULE - _STEP)
-
-Sizes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def pointer_of(ins: Instruction) -> Reg | None:
@@ -49,11 +47,6 @@ def reached(program: Program, fn: Function, ins: Instruction) -> list[Function]:
         raise ins.refuse(f"{label} is no .callprototype or .calltargets of this function")
     found = [program.functions[name] for name in _addressed(program)]
     return [each for each in found if (_sizes(each.results), _sizes(each.params)) == sizes]
-
-
-def prototype(results: list[Variable], params: list[Variable]) -> Sizes:
-    """Sizes in bytes of what a prototype returns and takes."""
-    return _sizes(results), _sizes(params)
 
 
 def _sizes(variables: list[Variable]) -> tuple[int, ...]:
