@@ -107,7 +107,7 @@ def run_module(name: str, environment: Mapping[str, str], output: Path, limit: f
     return Module(name, round(seconds, 1), ended, read(lines))
 
 
-def run(names: Sequence[str], environment: Mapping[str, str], output: Path, jobs: int = 2, limit: float = 300,
+def run(names: Sequence[str], environment: Mapping[str, str], output: Path, jobs: int = 2, limit: float = 600,
         after: Callable[[Module], None] = lambda module: None) -> list[Module]:
     """Run modules, ``jobs`` at a time; ``after`` is called for each as it ends."""
     output.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="modules, as 'cudapy.test_sm*'")
     parser.add_argument("--jobs", type=int, default=2, help="sessions side by side (default 2)")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for each module (default 300)")
+    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="for each module (default 600)")
     parser.add_argument("--device", default="cpu", help="of the pool's node: cpu (default), cuda:0")
     parser.add_argument("--output", type=Path,
                         default=Path(os.environ.get("OUT", ROOT / "bench" / "results")) / "numba-cuda")
