@@ -17,6 +17,7 @@ import fnmatch
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -37,6 +38,7 @@ PROGRAM = Path(__file__).parent / "programs" / "unittest_lines.py"
 PACKAGE = "numba.cuda.tests"
 FOLDERS = ("cudadrv", "cudapy")
 GOOD = ("passed", "skipped")
+INSTALLED = re.compile(r"/\S*/site-packages/")  #: where this machine has packages is nobody's concern
 VERSIONS = ("numba-cuda", "numba", "numpy", "llvmlite", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
@@ -86,7 +88,8 @@ def read(path: Path) -> list[Test]:
             planned = dict.fromkeys(fields["planned"])
             continue
         name = fields["id"].removeprefix(PACKAGE + ".")
-        tests.append(Test(name, fields["outcome"], " ".join(fields["reason"].split())[-400:]))
+        reason = INSTALLED.sub("", fields["reason"].removeprefix("Skipped: "))
+        tests.append(Test(name, fields["outcome"], " ".join(reason.split())[-400:]))
         planned.pop(fields["id"], None)
     tests += [Test(name.removeprefix(PACKAGE + "."), "lost") for name in planned]
     return tests
@@ -185,7 +188,7 @@ def page(about: Mapping[str, Any]) -> str:
         causes.setdefault(test["cause"] or "unknown", []).append(test["id"])
     lines += [f"| {cause} | {', '.join(f'`{name}`' for name in names)} |" for cause, names in causes.items()]
     lines += ["", "## What the suite skips itself", "", "| its reason | tests |", "|---|---|"]
-    lines += [f"| {reason}{f' ({SKIPS[reason]})' if SKIPS.get(reason) else ''} | {count} |"
+    lines += [f"| {reason or '(none given)'}{f' ({SKIPS[reason]})' if SKIPS.get(reason) else ''} | {count} |"
               for reason, count in about["skipped"].items()]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines += ["", f"Versions: {versions}.", ""]
@@ -230,7 +233,8 @@ def main() -> int:
     if not names:
         parser.error(f"no module matches {' '.join(options.only)}")
     found = earlier(names, options.output) if options.read else run_on_pool(names, options)
-    about = report(found, f"python -m tests.suites.numba_cuda {shlex.join(sys.argv[1:])}".strip())
+    patterns = [word for pattern in options.only for word in ("--only", pattern)]
+    about = report(found, shlex.join(["python", "-m", "tests.suites.numba_cuda", *patterns]))
     (options.output / "numba-cuda.json").write_text(json.dumps(about, indent=1) + "\n")
     if options.docs:
         options.docs.write_text(page(about), encoding="utf-8")
