@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx import schedule_ir
-from rgpu.server.device.cpu.ptx.calls.reached import pointer_of, reached
-from rgpu.server.device.cpu.ptx.calls.recursion import Recursion, unrolled
+from rgpu.server.device.cpu.ptx.calls.reached import kind_of, pointer_of, reached
+from rgpu.server.device.cpu.ptx.calls.recursion import MOST_CYCLES, Recursion, unrolled
 from rgpu.server.device.cpu.ptx.control import write_kernel
 from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
@@ -55,6 +55,7 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
     """
     order: list[Function] = []
     state: dict[str, int] = {}
+    through: set[tuple[object, ...]] = set()  # targets and prototypes that a call through a pointer has led to
 
     def visit(fn: Function, line: int, depth: int = 0) -> None:
         if depth > MOST_CALLS:
@@ -66,9 +67,15 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
         state[fn.name] = 1
         for item in fn.body or []:
             if isinstance(item, Instruction) and item.op == "call":
-                for callee in reached(program, fn, item):
-                    if pointer_of(item) is None or state.get(callee.name) != 1:  # through a pointer: when it is called
+                callees = reached(program, fn, item)
+                if pointer_of(item) is None:
+                    for callee in callees:
                         visit(callee, item.line, depth + 1)
+                elif (kind := kind_of(fn, item)) not in through:  # being executed already: an error when it is called
+                    through.add(kind)
+                    for callee in callees:
+                        if state.get(callee.name) != 1:
+                            visit(callee, item.line, depth + 1)
         state[fn.name] = 2
         order.append(fn)
 
@@ -185,11 +192,12 @@ def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], 
 
 def _without_recursion(program: Program, entry: Function) -> tuple[Program, list[Function]]:
     """The program with the levels of its recursive functions, and what the kernel reaches of it."""
-    while True:
+    for _ in range(MOST_CYCLES):
         try:
             return program, ordered_functions(entry, program)
         except Recursion as found:
             program = unrolled(program, found.function)
+    raise CompileLimit(f"{entry.name} has {MOST_CYCLES} recursions or more", entry.line)
 
 
 def generate(program: Program, entry: Function, global_index: dict[str, int]) -> KernelCode:

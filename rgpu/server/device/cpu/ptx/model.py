@@ -173,4 +173,5 @@ class Program:
     max_registers: int = 0  #: the option that the module was linked with
     tag: int = 0  #: of the module's text: tells its functions' addresses from those of other modules
     numbers: dict[str, int] = field(default_factory=dict)  #: of functions whose address was asked for
-    addressed: list[str] | None = None  #: functions whose address is taken, once somebody has looked
+    #: functions whose address is taken, by the sizes of results and parameters, once somebody has looked
+    addressed: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Function]] | None = None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rgpu.server.device.cpu.ptx import PtxError, parse_module
+from rgpu.server.device.cpu.ptx.errors import CompileLimit
 from tests.support.cpu.ptx import HEADER, launch, ptx
 
 FUNCTIONS = """
@@ -85,3 +86,24 @@ def test_recursion_through_a_pointer_ends_the_launch():
 def test_a_call_without_a_prototype_is_refused():
     with pytest.raises(PtxError, match=r"nobody is no \.callprototype"):
         parse_module(HEADER + ".entry k() { .reg .b64 d; call d, (), nobody; ret; }")
+
+
+def test_several_lists_of_targets_in_a_kernel():
+    """Each call reaches the functions of its own list, whichever was looked at before."""
+    calls = "".join(f"l{i}: .calltargets f{i}; mov.b64 p, f{i}; call p, (), l{i};\n" for i in range(40))
+    functions = "".join(f".func f{i}() {{ .reg .b64 d; mov.u64 d, total; red.global.add.u32 [d], {i}; ret; }}\n"
+                        for i in range(40))
+    text = f".global .u32 total;\n{functions}.entry k() {{ .reg .b64 p; {calls} ret; }}"
+    total = np.zeros(1, "u4")
+    assert launch(parse_module(HEADER + text).link({"total": total.ctypes.data}), "k", 1, 2, total).error == 0
+    assert total[0] == 2 * sum(range(40))
+
+
+def test_calls_through_pointers_take_time_in_proportion():
+    """A thousand functions behind a thousand calls: refused as too large, and not after a million visits."""
+    functions = "".join(f".func f{i}() {{ ret; }}\n" for i in range(1000))
+    takes = "".join(f"mov.b64 p, f{i};\n" for i in range(1000))
+    calls = "call p, (), proto;\n" * 1000
+    body = f".reg .b64 p; proto: .callprototype _ ();\n{takes}{calls} ret;"
+    with pytest.raises(CompileLimit):
+        parse_module(f"{HEADER}{functions}.entry k() {{ {body} }}")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rgpu.server.device.cpu.ptx import PtxError, parse_module
-from rgpu.server.device.cpu.ptx.calls.recursion import LEVELS
+from rgpu.server.device.cpu.ptx.calls.recursion import LEVELS, MOST_CYCLES
+from rgpu.server.device.cpu.ptx.errors import CompileLimit
 from tests.support.cpu.ptx import HEADER, launch, ptx
 
 KERNEL = """
@@ -61,3 +62,25 @@ def test_variables_that_all_calls_share_are_refused():
 def test_a_recursion_by_too_many_instructions_is_refused():
     with pytest.raises(PtxError, match="recursive, by"):
         parse_module(HEADER + SUM.replace("mov.u32 v, 0;", "mov.u32 v, 0;" * 6000) + KERNEL)
+
+
+def test_many_recursions_in_a_kernel_are_refused():
+    functions = "".join(f".func f{i}() {{ call f{i}; ret; }}\n" for i in range(MOST_CYCLES))
+    calls = "".join(f"call f{i}; " for i in range(MOST_CYCLES))
+    with pytest.raises(CompileLimit, match="recursions"):
+        parse_module(HEADER + functions + f".entry k() {{ {calls} ret; }}")
+
+
+def test_a_recursive_function_that_is_called_through_a_pointer():
+    """Directly it recurs; the pointer leads to its first level."""
+    kernel = KERNEL.replace("call.uni (r), f, (n);", "call (r), p, (n), proto;").replace(
+        "mov.u32 i, %tid.x;", "mov.u32 i, %tid.x; .reg .b64 p; mov.b64 p, f;"
+        " proto: .callprototype (.param .b32 _) _ (.param .b32 _);")
+    out = np.array([5, 7], "i4")
+    assert launch(ptx(SUM + kernel), "k", 1, 2, out).error == 0
+    assert out.tolist() == [15, 28]
+
+
+def test_a_call_beside_a_function_is_refused():
+    with pytest.raises(PtxError):
+        parse_module(HEADER + ".func f() { call f+4; ret; } .entry k() { call [f]; ret; }")

@@ -41,20 +41,29 @@ def reached(program: Program, fn: Function, ins: Instruction) -> list[Function]:
         return [] if callee is None else [callee]
     label = call_target(ins)
     if (names := fn.call_targets.get(label)) is not None:
-        return [program.functions[name] for name in names if address_of(program, name) is not None]
+        return _listed(program, names)
     sizes = fn.prototypes.get(label)
     if sizes is None:
         raise ins.refuse(f"{label} is no .callprototype or .calltargets of this function")
-    found = [program.functions[name] for name in _addressed(program)]
-    return [each for each in found if (_sizes(each.results), _sizes(each.params)) == sizes]
+    return _addressed(program).setdefault(sizes, [])
+
+
+def kind_of(fn: Function, ins: Instruction) -> tuple[object, ...]:
+    """What says which functions a call through a pointer in ``fn`` may reach: equal where they are the same."""
+    label = call_target(ins)
+    return fn.call_targets.get(label) or fn.prototypes[label]
+
+
+def _listed(program: Program, names: tuple[str, ...]) -> list[Function]:
+    return [program.functions[name] for name in dict.fromkeys(names) if address_of(program, name) is not None]
 
 
 def _sizes(variables: list[Variable]) -> tuple[int, ...]:
     return tuple(var.size for var in variables)
 
 
-def _addressed(program: Program) -> list[str]:
-    """Names of the functions whose address an instruction or a variable's initial value takes; kept."""
+def _addressed(program: Program) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Function]]:
+    """Functions whose address an instruction or a variable's initial value takes, by sizes; kept."""
     if program.addressed is None:
         names: set[str] = set()
         for var in program.variables.values():
@@ -64,7 +73,9 @@ def _addressed(program: Program) -> list[str]:
                 if isinstance(item, Instruction) and item.op != "call":
                     for op in item.operands:
                         _name(op, names)
-        program.addressed = sorted(name for name in names if address_of(program, name) is not None)
+        program.addressed = {}
+        for each in _listed(program, tuple(sorted(names))):
+            program.addressed.setdefault((_sizes(each.results), _sizes(each.params)), []).append(each)
     return program.addressed
 
 

@@ -15,6 +15,7 @@ from rgpu.server.device.cpu.ptx.flow import STACK_END, call_target
 from rgpu.server.device.cpu.ptx.model import Function, Instruction, LabelMark, Program, Sym
 
 LEVELS = 32  #: of small functions
+MOST_CYCLES = 16  #: of a kernel: groups of functions that call each other
 _LEAST = 4
 _MOST_INSTRUCTIONS = 20_000  #: of all levels together
 _MOST_DEEP = 128  #: functions of all levels together
@@ -49,7 +50,7 @@ def unrolled(program: Program, function: Function) -> Program:
         for fn in cycle.values():
             body = [_called(item, cycle, level + 1, levels) for item in fn.body or ()]
             made[_level(fn.name, level)] = replace(fn, name=_level(fn.name, level), body=body)
-    return replace(program, functions={**program.functions, **made})
+    return replace(program, functions={**program.functions, **made}, addressed=None)
 
 
 def _cycle(program: Program, function: Function) -> dict[str, Function]:
@@ -85,6 +86,5 @@ def _called(item: Instruction | LabelMark, cycle: dict[str, Function], level: in
         return item
     if level == levels:
         return replace(item, op=STACK_END, mods=(), operands=())
-    operands = list(item.operands)
-    operands[operands.index(Sym(name))] = Sym(_level(name, level))
-    return replace(item, operands=tuple(operands))
+    at = next(i for i, op in enumerate(item.operands) if isinstance(op, Sym))
+    return replace(item, operands=(*item.operands[:at], Sym(_level(name, level)), *item.operands[at + 1 :]))
