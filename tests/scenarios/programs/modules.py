@@ -1,4 +1,4 @@
-"""Module globals and __constant__ memory, modules loaded and unloaded in between. usage: modules.py FOLDER
+"""Module globals, __constant__ memory, the heap, modules loaded and unloaded in between. usage: modules.py FOLDER
 
 The host keeps a model of every variable; all are read back and compared at every step.
 """
@@ -23,6 +23,45 @@ extern "C" __global__ void step(unsigned* out) {
     out[i] ^= counter[i];
 }
 """
+
+#: Blocks of the heap that live on from launch to launch, found and filled through pointers of the module's own.
+HEAP = b"""
+__device__ __noinline__ unsigned twice(unsigned x) { return 2 * x; }
+__device__ __noinline__ unsigned thrice(unsigned x) { return 3 * x; }
+__device__ unsigned (*const by[2])(unsigned) = {twice, thrice};
+__device__ unsigned* kept[64];
+extern "C" __global__ void grow(unsigned* out, unsigned n) {
+    int i = threadIdx.x;
+    unsigned* more = static_cast<unsigned*>(malloc(4 * (n + 1)));
+    if (!more) __trap();
+    for (unsigned k = 0; k < n; k++) more[k] = kept[i][k];
+    more[n] = by[(n + i) % 2](n * 64 + i);
+    free(kept[i]);
+    kept[i] = more;
+    out[i] = 0;
+    for (unsigned k = 0; k <= n; k++) out[i] = out[i] * 31 + more[k];
+}
+"""
+
+
+class Growing:
+    """Blocks of the heap that are copied into larger ones; each word is held against a model."""
+
+    def __init__(self) -> None:
+        _, self.grow = kernels(HEAP, "grow")
+        self.out = int(check(driver.cuMemAlloc(256)))
+        self.words: list[np.ndarray] = []
+
+    def run(self) -> None:
+        n, lanes = len(self.words), np.arange(64, dtype=np.uint32)
+        check(driver.cuLaunchKernel(self.grow, 1, 1, 1, 64, 1, 1, 0, 0,
+                                    ((self.out, n), (ctypes.c_void_p, ctypes.c_uint)), 0))
+        self.words.append((n * 64 + lanes) * np.where((n + lanes) % 2, np.uint32(3), np.uint32(2)))
+        wanted, got = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+        for word in self.words:
+            wanted = wanted * np.uint32(31) + word
+        check(driver.cuMemcpyDtoH(got.ctypes.data, self.out, got.nbytes))
+        assert np.array_equal(got, wanted), ("heap", n)
 
 
 class Loaded:
@@ -66,6 +105,7 @@ out = int(check(driver.cuMemAlloc(1024)))
 check(driver.cuMemsetD8(out, 0, 1024))
 model = np.zeros(256, np.uint32)
 chance, loaded, made = random.Random(7), [], 0
+growing = Growing()
 for number in range(24):
     if len(loaded) < 2 or (chance.random() < 0.5 and len(loaded) < 5):
         made += 1
@@ -76,6 +116,7 @@ for number in range(24):
         if chance.random() < 0.5:
             module.set_factor(np.array([chance.randrange(1 << 32) | 1 for _ in range(module.n)], np.uint32))
         module.run()
+    growing.run()
     if number in (7, 12, 17):
         gate(number)
     for module in loaded:

@@ -9,16 +9,17 @@ at any block boundary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx import schedule_ir
+from rgpu.server.device.cpu.ptx.calls.reached import kind_of, pointer_of, reached
+from rgpu.server.device.cpu.ptx.calls.recursion import MOST_CYCLES, Recursion, unrolled
 from rgpu.server.device.cpu.ptx.control import write_kernel
 from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
-from rgpu.server.device.cpu.ptx.flow import call_target
+from rgpu.server.device.cpu.ptx.flow import call_lists, call_target
 from rgpu.server.device.cpu.ptx.jit import Helper
-from rgpu.server.device.cpu.ptx.model import Function, Instruction, Operand, Program, Sym, Variable, Vec
+from rgpu.server.device.cpu.ptx.model import Function, Instruction, Program, Sym, Variable, Vec
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.special import special_register
 
@@ -47,27 +48,34 @@ class KernelCode:
 
 
 def ordered_functions(entry: Function, program: Program) -> list[Function]:
-    """The functions a kernel reaches, callees before callers; refuses recursion.
+    """The functions a kernel reaches, callees before callers. Raises :class:`Recursion`.
 
     Callees come first so that their block ids are lower: lanes inside a call
     then have priority over lanes waiting in the caller, and meet them again.
     """
     order: list[Function] = []
     state: dict[str, int] = {}
+    through: set[tuple[object, ...]] = set()  # targets and prototypes that a call through a pointer has led to
 
     def visit(fn: Function, line: int, depth: int = 0) -> None:
         if depth > MOST_CALLS:
             raise CompileLimit(f"{fn.name} is called more than {MOST_CALLS} functions deep", line)
         if state.get(fn.name) == 1:
-            raise PtxError(f"unsupported call: {fn.name} is recursive", line)
+            raise Recursion(fn, line)
         if state.get(fn.name) == 2:
             return
         state[fn.name] = 1
         for item in fn.body or []:
             if isinstance(item, Instruction) and item.op == "call":
-                callee = program.functions.get(call_target(item))
-                if callee is not None:
-                    visit(callee, item.line, depth + 1)
+                callees = reached(program, fn, item)
+                if pointer_of(item) is None:
+                    for callee in callees:
+                        visit(callee, item.line, depth + 1)
+                elif (kind := kind_of(fn, item)) not in through:  # being executed already: an error when it is called
+                    through.add(kind)
+                    for callee in callees:
+                        if state.get(callee.name) != 1:
+                            visit(callee, item.line, depth + 1)
         state[fn.name] = 2
         order.append(fn)
 
@@ -143,19 +151,16 @@ def _static_shared(g: Gen, var: Variable) -> Place:
 def _alias_call_parameters(g: Gen, fn: Function) -> None:
     """Give each variable passed in a call the callee's own place for that parameter.
 
-    Recursion is refused, so a parameter's place is free whenever its function
+    Each level of a recursion is a function, so a parameter's place is free whenever its function
     is not running in that lane; passing arguments then needs no copy.
     """
     for item in fn.body or []:
         if not isinstance(item, Instruction) or item.op != "call":
             continue
         callee = g.program.functions.get(call_target(item))
-        if callee is None:
+        if callee is None or pointer_of(item) is not None:
             continue
-        at = next(i for i, op in enumerate(item.operands) if isinstance(op, Sym))
-        groups = [(item.operands[:at], callee.results), (item.operands[at + 1 :], callee.params)]
-        for given, formal in groups:
-            names = _names(given)
+        for names, formal in zip(call_lists(item), (callee.results, callee.params), strict=True):
             if not formal and formal is callee.results:
                 continue  # as a linker lets it pass: the caller reads what nobody wrote, at its own place
             if len(names) != len(formal):
@@ -169,11 +174,6 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
                 known = g.places.setdefault((fn.name, actual.name), place)
                 if known != place:
                     raise item.refuse(f"{actual.name} is passed to two functions")
-
-
-def _names(operands: Sequence[Operand]) -> Sequence[Operand]:
-    """The operands of one list of a call: in brackets or alone."""
-    return operands[0].items if operands and isinstance(operands[0], Vec) else operands
 
 
 def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], int]:
@@ -190,10 +190,20 @@ def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], 
     return params, at
 
 
+def _without_recursion(program: Program, entry: Function) -> tuple[Program, list[Function]]:
+    """The program with the levels of its recursive functions, and what the kernel reaches of it."""
+    for _ in range(MOST_CYCLES):
+        try:
+            return program, ordered_functions(entry, program)
+        except Recursion as found:
+            program = unrolled(program, found.function)
+    raise CompileLimit(f"{entry.name} has {MOST_CYCLES} recursions or more", entry.line)
+
+
 def generate(program: Program, entry: Function, global_index: dict[str, int]) -> KernelCode:
     """The IR of one kernel; raises ``PtxError`` for whatever cannot run."""
+    program, functions = _without_recursion(program, entry)
     g = Gen(program, entry, global_index, special_register)
-    functions = ordered_functions(entry, program)
     place_variables(g, functions)
     params, param_bytes = lay_out_parameters(entry, g)
     text, symbol = write_kernel(g, functions)

@@ -12,6 +12,8 @@ import re
 from bisect import bisect_left
 
 from rgpu.server.device.cpu.ptx import flow, schedule_ir
+from rgpu.server.device.cpu.ptx.calls.pointers import call_through
+from rgpu.server.device.cpu.ptx.calls.reached import pointer_of
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
 from rgpu.server.device.cpu.ptx.flow import Block, call_target
@@ -26,19 +28,15 @@ from rgpu.server.device.cpu.ptx.layout import (
     F_NEXT_PC,
     F_ROTATE,
     FAILED,
+    INVALID_PC,
     L_STOP,
+    STACK_ERROR,
     T_COOPERATIVE,
     T_LAUNCH,
 )
 from rgpu.server.device.cpu.ptx.model import Function, Imm, Instruction, Not, Reg, Sym
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
-from rgpu.server.device.cpu.ptx.ops.system import (
-    GRID_CALLS,
-    SET_CONDITION,
-    give_result,
-    print_formatted,
-    set_condition,
-)
+from rgpu.server.device.cpu.ptx.ops.system import DEVICE_CALLS, GRID_CALLS, give_result
 
 MOST_LINES = 1_000_000  #: of a kernel's IR: some 100 MB of text
 # Back-edges a warp may take before it lets other warps (and cancellation) have
@@ -272,6 +270,7 @@ class _Writer:
         ends = {
             "bra": self._branch, "brx": self._table, "ret": self._return, "exit": self._exit, "trap": self._trap,
             "brkpt": self._trap, "call": self._call, "bar": self._barrier, "barrier": self._barrier,
+            flow.STACK_END: self._overflow,
         }  # fmt: skip
         try:
             ends[end.op](end, m)
@@ -363,24 +362,28 @@ class _Writer:
         m.done()
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, lanes: str = "") -> None:
         g = self.g
-        g.emit(f"call void @rt_exit(ptr %T, ptr %F, i32 {g.act})")
+        g.emit(f"call void @rt_exit(ptr %T, ptr %F, i32 {lanes or g.act})")
         g.emit("br label %dispatch")
 
     def _trap(self, end: Instruction, m: Mods) -> None:
         m.done()
         self._stop(FAILED)
 
-    def _stop(self, code: int) -> None:
-        """End the launch with an error."""
+    def _overflow(self, end: Instruction, m: Mods) -> None:
+        """A call behind the last level of a recursion."""
+        self._stop(STACK_ERROR)
+
+    def _stop(self, code: int, lanes: str = "") -> None:
+        """End the launch with an error of the active lanes, or of ``lanes`` among them."""
         g = self.g
         g.call(REPORT, "ptr %T", f"i64 {code}", "i64 0")
         g.note_line()
         launch = g.word(T_LAUNCH, "ptr")
         pointer = g.t(f"getelementptr i64, ptr {launch}, i64 {L_STOP}")
         g.emit(f"store atomic i64 3, ptr {pointer} monotonic, align 8")
-        self._leave()
+        self._leave(lanes)
 
     def _call(self, end: Instruction, m: Mods) -> None:
         g = self.g
@@ -388,13 +391,12 @@ class _Writer:
         m.done()
         name = call_target(end)
         after = self.block.id + 1
-        if name == "vprintf":
-            print_formatted(g, end)
-            self._flush()
-            g.emit(f"br label %{self.edge(after)}")
+        if pointer_of(end) is not None:
+            self._call_through(end, after)
             return
-        if name == SET_CONDITION and (found := g.program.functions.get(name)) is not None and found.body is None:
-            set_condition(g, end)
+        callee = g.program.functions.get(name)
+        if name in DEVICE_CALLS and callee is not None and callee.body is None:
+            DEVICE_CALLS[name](g, end)
             self._flush()
             g.emit(f"br label %{self.edge(after)}")
             return
@@ -402,7 +404,6 @@ class _Writer:
             self._flush()
             self._stop(ASSERT)
             return
-        callee = g.program.functions.get(name)
         if name in GRID_CALLS and callee is not None and callee.body is None:
             self._grid(end, name)
             return
@@ -415,6 +416,16 @@ class _Writer:
         new = g.t(f"select <32 x i1> {lanes}, <32 x i32> splat (i32 {after}), <32 x i32> {old}")
         g.emit(f"store <32 x i32> {new}, ptr {pointer}, align 64")
         g.emit(f"br label %E{g.entries[name]}")
+
+    def _call_through(self, end: Instruction, after: int) -> None:
+        """A call through a pointer: a lane whose pointer names no function ends the launch with INVALID_PC."""
+        g = self.g
+        missing = call_through(g, end, after)
+        self._flush()
+        wild = g.label("wild")
+        g.emit(f"br i1 {g.t(f'icmp ne i32 {missing}, 0')}, label %{wild}, label %dispatch")
+        g.place_label(wild)
+        self._stop(INVALID_PC, missing)
 
     def _grid(self, end: Instruction, name: str) -> None:
         """What cudadevrt has for cooperative groups of a whole grid; a driver's linker takes it from machine code."""

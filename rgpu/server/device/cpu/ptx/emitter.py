@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rgpu.server.device.cpu.ptx.calls.reached import address_of
 from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.jit import Helper
 from rgpu.server.device.cpu.ptx.layout import F_REGISTERS, L_LINE, T_GLOBALS, T_LAUNCH
@@ -274,6 +275,9 @@ class Gen:
 
     def symbol(self, sym: Sym) -> str:
         """The address of a variable as ``<32 x i64>``: real for globals, an offset otherwise."""
+        local = (self.fn.name, sym.name) in self.places or ("", sym.name) in self.places
+        if not local and not sym.offset and (address := address_of(self.program, sym.name)) is not None:
+            return f"splat (i64 {address})"
         place = self.find(sym.name)
         if place.space == "global":
             table = self.word(T_GLOBALS, "ptr")

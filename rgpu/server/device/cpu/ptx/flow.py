@@ -7,6 +7,7 @@ lanes named in their member mask meet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx.errors import PtxError
@@ -14,10 +15,11 @@ from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, LabelM
 
 CARRY = Reg("%cc", 1)
 WARP_SYNC = {"shfl", "vote", "match", "redux"}
-_ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call"}
+STACK_END = "#stack"  #: what stands for a call for which the stack has no level
+_ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call", STACK_END}
 _NO_RESULT = _ENDS | {
     "st", "red", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "discard",
-    "applypriority", "stmatrix", "sust",
+    "applypriority", "stmatrix", "sust", "call_result",
 }  # fmt: skip
 
 
@@ -142,15 +144,17 @@ class _Builder:
             self._now.body.append(Instruction(ins.line, "bar_result", ins.mods, (result, rest[0])))
         elif ins.op in _ENDS or is_barrier(ins):
             self._end(ins)
+            if ins.op == "call" and any(isinstance(op, Reg) for op in ins.operands):  # through a pointer
+                self._start()
+                self._now.body.append(Instruction(ins.line, "call_result", ins.mods, ins.operands))
         else:
             self._now.body.append(ins)
             self.written.update(defs_and_uses(ins)[0])
 
     def _end(self, ins: Instruction) -> None:
         self._now.end = ins
-        self._now.falls = not (ins.op in ("ret", "exit", "trap", "brkpt", "brx") or (ins.op == "bra" and not ins.guard))
-        if ins.op == "brx":
-            self._now.falls = False
+        leaves = ins.op in ("ret", "exit", "trap", "brkpt", "brx", STACK_END)
+        self._now.falls = not (leaves or (ins.op == "bra" and not ins.guard))
 
     def _link(self) -> None:
         last = self.blocks[-1]
@@ -222,8 +226,21 @@ def blocks_of(fn: Function, first_id: int) -> list[Block]:
 
 
 def call_target(ins: Instruction) -> str:
-    """The function a call names."""
+    """The function a call names; of a call through a pointer the label of its prototype or targets."""
     for op in ins.operands:
         if isinstance(op, Sym):
             return op.name
     raise ins.refuse("calls through pointers")
+
+
+def call_lists(ins: Instruction) -> tuple[Sequence[Operand], Sequence[Operand]]:
+    """What a call gets its results in, and what it passes."""
+    at = next((i for i, op in enumerate(ins.operands) if isinstance(op, (Reg, Sym))), len(ins.operands))
+    given = [op for op in ins.operands[at + 1 :] if not isinstance(op, Sym)] if isinstance(
+        ins.operands[at], Reg) else ins.operands[at + 1 :]
+    return _names(ins.operands[:at]), _names(given)
+
+
+def _names(operands: Sequence[Operand]) -> Sequence[Operand]:
+    """The operands of one list of a call: in brackets or alone."""
+    return operands[0].items if operands and isinstance(operands[0], Vec) else operands

@@ -15,6 +15,7 @@ import numpy as np
 
 from rgpu.server.device.cpu.ptx import jit, printf
 from rgpu.server.device.cpu.ptx import layout as at
+from rgpu.server.device.cpu.ptx.calls import heap
 from rgpu.server.device.cpu.ptx.codegen import KernelCode
 from rgpu.server.device.cpu.ptx.schedule_ir import WORKER
 
@@ -64,6 +65,7 @@ class _Buffer:
 
 _WorkerType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PrintType = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64)
+_HeapType = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32)
 _printers: dict[int, Callable[[int, int], None]] = {}
 
 
@@ -79,6 +81,12 @@ def _condition_callback(token: int, handle: int, value: int) -> None:
     launch = _setters.get(token)
     if launch is not None:
         launch.set_condition(handle, value)
+
+
+@_HeapType
+def _heap_callback(token: int, memory: int, value: int, gives: int) -> int:
+    launch = _setters.get(token)
+    return 0 if launch is None else launch.use_heap(memory, value, bool(gives))
 
 
 _setters: dict[int, Launch] = {}
@@ -225,6 +233,7 @@ class Launch:
             at.T_TEXTURES: self.textures.ctypes.data,
             at.T_TEXTURE_COUNT: len(self.textures),
             at.T_CONDITION: ctypes.cast(_condition_callback, ctypes.c_void_p).value or 0,
+            at.T_HEAP: ctypes.cast(_heap_callback, ctypes.c_void_p).value or 0,
         }
         for index, value in values.items():
             words[index] = value
@@ -270,10 +279,23 @@ class Launch:
         try:
             print_(printf.format_message(form, arguments, self._readable))
         except printf.BadAddressError as error:
-            with self._lock:
-                if not self.record[at.L_ERROR]:
-                    self.record[at.L_ADDRESS] = error.address - (error.address >> 63 << 64)
-                    self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
+            self._fault(error.address)
+
+    def use_heap(self, memory: int, value: int, gives: bool) -> int:
+        """One lane's malloc of so many bytes, or free of a pointer; what is no block of a heap is a fault."""
+        try:
+            if gives:
+                return heap.allocate(memory, value) if self.ranges.room(memory) >= heap.BYTES else 0
+            heap.release(value, self.ranges.room)
+        except heap.HeapError as error:
+            self._fault(error.address)
+        return 0
+
+    def _fault(self, address: int) -> None:
+        with self._lock:
+            if not self.record[at.L_ERROR]:
+                self.record[at.L_ADDRESS] = address - (address >> 63 << 64)
+                self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
 
     def set_condition(self, handle: int, value: int) -> None:
         """One lane's cudaGraphSetConditional. A handle of no graph that this kernel is launched by is a fault."""

@@ -153,6 +153,9 @@ class Function:
     body: list[Instruction | LabelMark] | None = None
     variables: dict[str, Variable] = field(default_factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    call_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: of calls through pointers, by label
+    #: sizes in bytes of results and of parameters of functions that are called through pointers, by label
+    prototypes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     max_threads: int = 1024
     bounded: bool = False  #: .maxntid or .reqntid says ``max_threads``
     min_blocks: int = 0  #: .minnctapersm
@@ -168,3 +171,7 @@ class Program:
     variables: dict[str, Variable]
     functions: dict[str, Function]
     max_registers: int = 0  #: the option that the module was linked with
+    tag: int = 0  #: of the module's text: tells its functions' addresses from those of other modules
+    numbers: dict[str, int] = field(default_factory=dict)  #: of functions whose address was asked for
+    #: functions whose address is taken, by the sizes of results and parameters, once somebody has looked
+    addressed: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Function]] | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rgpu.server.device.cpu.ptx import jit, registers
+from rgpu.server.device.cpu.ptx.calls.reached import address_of
 from rgpu.server.device.cpu.ptx.codegen import KernelCode, generate
 from rgpu.server.device.cpu.ptx.emitter import float_bits
 from rgpu.server.device.cpu.ptx.errors import CompileLimit, PtxError
@@ -119,9 +120,11 @@ class PtxModule:
         """What every global and constant begins with, given everyone's address; what lies behind is zero."""
 
         def resolve(name: str, line: int) -> int:
-            if name not in addresses:
+            if name in addresses:
+                return addresses[name]
+            if (function := address_of(self._program, name)) is None:
                 raise PtxError(f"unsupported initialiser: {name} has no address", line)
-            return addresses[name]
+            return function
 
         return {name: self._image(self._program.variables[name], resolve) for name in self.globals}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rgpu.server.device.cpu.ptx.flow import Block, blocks_of, call_target, defs_and_uses
+from rgpu.server.device.cpu.ptx.calls.reached import reached
+from rgpu.server.device.cpu.ptx.flow import Block, blocks_of, defs_and_uses
 from rgpu.server.device.cpu.ptx.model import Addr, FloatImm, Function, Imm, Instruction, Program, Reg, Sym
 
 MOST = 255  #: registers of a thread
@@ -58,8 +59,7 @@ def _pressure(program: Program, fn: Function, known: dict[str, int]) -> int:
     held = _held_elsewhere(fn, blocks)
 
     def called(ins: Instruction) -> int:
-        callee = program.functions.get(call_target(ins))
-        return _pressure(program, callee, known) if callee is not None else 0
+        return max((_pressure(program, callee, known) for callee in reached(program, fn, ins)), default=0)
 
     known[fn.name] = max((_of_block(block, held, called) for block in blocks), default=0)
     return known[fn.name]

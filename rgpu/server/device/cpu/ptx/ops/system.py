@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+from rgpu.server.device.cpu.ptx.calls import heap
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.jit import Helper, helper
-from rgpu.server.device.cpu.ptx.layout import T_CONDITION, T_PRINTF, T_TOKEN
-from rgpu.server.device.cpu.ptx.model import Instruction, Variable
+from rgpu.server.device.cpu.ptx.layout import T_CONDITION, T_HEAP, T_PRINTF, T_TOKEN
+from rgpu.server.device.cpu.ptx.model import Instruction, Sym, Variable
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.lanes_ir import each_lane
 from rgpu.server.device.cpu.ptx.ops.memory_ir import field
@@ -44,6 +48,30 @@ def set_condition(g: Gen, ins: Instruction) -> None:
     handle, value = (_argument(g, SET_CONDITION, var) for var in callee.params)
     wide = g.t(f"zext <32 x i32> {value} to <32 x i64>")
     g.call(_CONDITION, "ptr %T", f"i32 {g.act}", f"<32 x i64> {handle}", f"<32 x i64> {wide}")
+
+
+_FOR_A_LANE = """  %r = call i64 %fn(i64 %token, i64 %h, i64 %v, i32 %what)
+  %rp = getelementptr i64, ptr %out, i32 %lane
+  store i64 %r, ptr %rp"""
+_HEAP = helper(
+    "<32 x i64>", "rt_heap", "ptr %T, i32 %lanes, <32 x i64> %heaps, <32 x i64> %values, i32 %what",
+    each_lane("%lanes", [("h", "%heaps", "i64"), ("v", "%values", "i64")], _FOR_A_LANE,
+              memory=f"  %out = alloca <32 x i64>, align 64\n  store <32 x i64> zeroinitializer, ptr %out\n"
+                     f"{field('fn', '%T', T_HEAP, 'ptr')}\n{field('token', '%T', T_TOKEN)}",
+              after="  %got = load <32 x i64>, ptr %out, align 64\n  ret <32 x i64> %got"))
+
+
+def use_heap(g: Gen, ins: Instruction, name: str) -> None:
+    """A call of malloc or free: each lane's goes to the launcher, with the module's heap."""
+    callee = g.program.functions[name]
+    gives = name == heap.ALLOCATE
+    if [var.size for var in callee.params] != [8] or [var.size for var in callee.results] != [8] * gives:
+        raise ins.refuse(f"{name} with other parameters")
+    values = g.call(_HEAP, "ptr %T", f"i32 {g.act}", f"<32 x i64> {g.symbol(Sym(heap.NAME))}",
+                    f"<32 x i64> {_argument(g, name, callee.params[0])}", f"i32 {int(gives)}")
+    if gives:
+        at = f"<32 x i32> splat (i32 {g.places[name, callee.results[0].key].offset})"
+        g.call(memory_ir.put("l", 64), at, f"i32 {g.act}", "ptr %T", f"<32 x i64> {values}")
 
 
 def _argument(g: Gen, function: str, var: Variable) -> str:
@@ -99,3 +127,12 @@ def prefetch(g: Gen, ins: Instruction, m: Mods) -> None:
 def pmevent(g: Gen, ins: Instruction, m: Mods) -> None:
     """Performance events are not counted here."""
     m.has("mask")
+
+
+#: Functions that the driver has built in, where the module leaves them undefined.
+DEVICE_CALLS: dict[str, Callable[[Gen, Instruction], None]] = {
+    "vprintf": print_formatted,
+    SET_CONDITION: set_condition,
+    heap.ALLOCATE: functools.partial(use_heap, name=heap.ALLOCATE),
+    heap.RELEASE: functools.partial(use_heap, name=heap.RELEASE),
+}

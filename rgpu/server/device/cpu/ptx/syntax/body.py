@@ -139,10 +139,29 @@ class Body:
             p.expect(";")
             self.fn.branch_targets[token.text] = tuple(targets)
             return
-        if p.tok.text in (".callprototype", ".calltargets"):
-            raise PtxError(f"unsupported {p.tok.text}: calls through pointers", p.tok.line)
         scope.labels[token.text] = unique
+        if p.accept(".calltargets"):
+            targets = [p.name().text]
+            while p.accept(","):
+                targets.append(p.name().text)
+            p.expect(";")
+            self.fn.call_targets[unique] = tuple(targets)
+            return
+        if p.accept(".callprototype"):
+            self.fn.prototypes[unique] = self._prototype()
+            return
         self.items.append(LabelMark(unique, token.line))
+
+    def _prototype(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of results and parameters: ``(.param .b32 _) _ (.param .b64 _, …);``."""
+        p = self.p
+        results = p.parameters() if p.tok.text == "(" else []
+        p.name()
+        params = p.parameters() if p.tok.text == "(" else []
+        if p.tok.text != ";":
+            raise PtxError(f"unsupported {p.tok.text} of a .callprototype", p.tok.line)
+        p.next()
+        return tuple(var.size for var in results), tuple(var.size for var in params)
 
     def _instruction(self, scope: Scope) -> None:
         p = self.p

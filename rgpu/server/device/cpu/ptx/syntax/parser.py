@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import zlib
 
+from rgpu.server.device.cpu.ptx.calls import heap
 from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.model import Function, Program, Variable
 from rgpu.server.device.cpu.ptx.syntax.body import Body
@@ -20,6 +22,7 @@ class Parser(Reader):
     def __init__(self, text: str, max_target: int):
         super().__init__(text)
         self.max_target = max_target
+        self.tag = zlib.crc32(text.encode())
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
         self.version = self.target = self.max_registers = 0
@@ -32,7 +35,9 @@ class Parser(Reader):
             self._module_item()
         if not self.target:
             raise PtxError("no .target directive")
-        return Program(self.version, self.target, self.variables, self.functions, self.max_registers)
+        if (memory := heap.variable(self.functions)) is not None:
+            self.variables[heap.NAME] = memory
+        return Program(self.version, self.target, self.variables, self.functions, self.max_registers, self.tag)
 
     def _module_item(self) -> None:
         token = self.tok
@@ -100,11 +105,11 @@ class Parser(Reader):
     # -- functions -------------------------------------------------------
 
     def _function(self, entry: bool) -> None:
-        results = self._parameters() if not entry and self.tok.text == "(" else []
+        results = self.parameters() if not entry and self.tok.text == "(" else []
         name = self.name()
         fn = Function(name.text, entry, name.line, results=results)
         if self.tok.text == "(":
-            fn.params = self._parameters()
+            fn.params = self.parameters()
         self._function_directives(fn)
         if self.tok.text == "{":
             self.next()
@@ -114,17 +119,6 @@ class Parser(Reader):
         known = self.functions.get(fn.name)
         if known is None or known.body is None:
             self.functions[fn.name] = fn
-
-    def _parameters(self) -> list[Variable]:
-        self.expect("(")
-        params: list[Variable] = []
-        while not self.accept(")"):
-            token = self.next()
-            if token.text != ".param":
-                raise PtxError(f"unsupported {token.text} parameter: only .param", token.line)
-            params.append(self.variable_tail("param"))
-            self.accept(",")
-        return params
 
     def _function_directives(self, fn: Function) -> None:
         while self.tok.kind == "directive" and self.tok.text not in _BEGINS:

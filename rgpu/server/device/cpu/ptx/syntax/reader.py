@@ -92,6 +92,18 @@ class Reader:
         self.expect(";")
         return made
 
+    def parameters(self) -> list[Variable]:
+        """The parenthesised list of parameters or results of a function or prototype."""
+        self.expect("(")
+        params: list[Variable] = []
+        while not self.accept(")"):
+            token = self.next()
+            if token.text != ".param":
+                raise PtxError(f"unsupported {token.text} parameter: only .param", token.line)
+            params.append(self.variable_tail("param"))
+            self.accept(",")
+        return params
+
     def variable_tail(self, space: str, suffix: str = "", extern: bool = False) -> Variable:
         """What follows ``.space``."""
         align, kind, lanes, managed = 0, "", 1, False
