@@ -28,6 +28,8 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
                 ("variable", "kill"), ("attached", "move")],
     "conditions": [("3", "copy"), ("5", "replay"), ("7", "kill"), ("9", "checkpoint")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
+    "aliases": [("twice", "move"), ("thrice", "kill"), ("kept", "copy"), ("overtaken", "checkpoint"),
+                ("released", "kill")],
     "profiled": [("2", "move"), ("4", "kill"), ("6", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }
