@@ -30,6 +30,7 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
     "aliases": [("twice", "move"), ("thrice", "kill"), ("kept", "copy"), ("overtaken", "checkpoint"),
                 ("released", "kill")],
+    "registered": [("busy-3", "move"), ("idle-4", "kill"), ("busy-6", "kill"), ("idle-8", "checkpoint")],
     "profiled": [("2", "move"), ("4", "kill"), ("6", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }
