@@ -31,6 +31,8 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "aliases": [("twice", "move"), ("thrice", "kill"), ("kept", "copy"), ("overtaken", "checkpoint"),
                 ("released", "kill")],
     "registered": [("busy-3", "move"), ("idle-4", "kill"), ("busy-6", "kill"), ("idle-8", "checkpoint")],
+    "hostmapped": [("host", "move"), ("busy", "kill"), ("both-1", "checkpoint"), ("both-2", "kill"),
+                   ("unmapped", "copy")],
     "profiled": [("2", "move"), ("4", "kill"), ("6", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }

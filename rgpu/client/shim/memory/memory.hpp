@@ -30,7 +30,7 @@ struct Place {
   unsigned flags = 0;                // of pinned memory
   std::uint64_t id = 0;              // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool managed = false;              // … of the device, and of the program (managed.hpp)
-  std::uint64_t host = 0;            // pinned, registered: where the program has the byte at `base`
+  std::uint64_t host = 0;            // memory of the CPU: where the program has the byte at `base`
   std::uint64_t mirror = 0;          // … and where kernels have it; 0: nobody asked yet
 
   bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }

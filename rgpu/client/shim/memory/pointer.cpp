@@ -14,7 +14,8 @@ bool put(void* data, T value) {
 
 // Writes the attribute's value for a pointer that is ours. False: the driver has no value for it.
 bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr, void* data) {
-  const bool device = place.kind == Place::Kind::device;
+  const bool of_cpu = place.kind == Place::Kind::device && place.managed && place.host;  // cuMemCreate, mapped
+  const bool device = place.kind == Place::Kind::device && !of_cpu;
   const bool registered = place.kind == Place::Kind::registered;
   switch (which) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -26,7 +27,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       return (!device || place.managed) && put(data, reinterpret_cast<void*>(device ? ptr : ptr - place.base + place.host));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return put<unsigned>(data, place.managed ? 1 : 0);
+      return put<unsigned>(data, place.managed && !of_cpu ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "device.hpp"
+#include "managed.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -162,6 +163,14 @@ CUresult settle_before_alias(const Physical& physical) {
 CUresult unmap_one(std::uint64_t address) {
   Virtual& v = virtual_memory();
   bool freed = false;
+  if (const Place place = virtual_place(address); place.managed) {
+    std::uint64_t size = 0;
+    {
+      std::shared_lock guard(v.lock);
+      if (auto it = v.mapped.find(address); it != v.mapped.end()) size = it->second.size;
+    }
+    if (CUresult r = untrack_managed_mapping(address, size); r) return r;
+  }
   if (!idle_on(device_of(address))) {  // a driver does not wait here: a program that unmaps what is in use is broken
     wire::MemoryFreeWait call{};
     call.address = address;
@@ -231,6 +240,27 @@ CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint
   return CUDA_SUCCESS;
 }
 
+// Memory of the CPU is managed memory to us: one address on both sides, and what is newest at one of them is brought to
+// the other (managed/). That has one address in the program.
+CUresult map_for_host(Virtual& v, Physical& physical, std::uint64_t address, std::uint64_t size) {
+  if (physical.mapped || size != physical.size) {
+    log_once("vmm host alias", "cuMemMap: memory of the CPU is mapped whole, at one address at a time");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  Context* context = current_context();
+  if (!context || session_device(context->device) != physical.device || device_of(address) != physical.device)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  {
+    Section section;
+    if (section.status()) return section.status();
+    std::unique_lock guard(v.lock);
+    if (CUresult r = publish_map(section, v, physical, address, size); r) return r;
+  }
+  const CUresult r = track_managed_mapping(address, size, *context);
+  if (r) unmap_one(address);
+  return r;
+}
+
 }  // namespace
 
 }  // namespace rgpu
@@ -244,11 +274,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
   if (CUresult r = require(); r) return r;
   if (!handle || !prop || flags || !whole_granules(size)) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = check_prop(*prop); r) return r;
-  if (CUresult r = use_device(prop->location.id); r) return r;
   auto made = std::make_unique<Physical>();
   made->prop = *prop;
   made->size = size;
-  made->device = session_device(prop->location.id);
+  made->owner = prop->location.id;
+  if (made->in_host()) {
+    Context* context = current_context();
+    made->owner = context ? context->device : 0;
+  }
+  if (CUresult r = use_device(made->owner); r) return r;
+  made->device = session_device(made->owner);
   const int device = made->device;
   if (!charge_quota(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
   void* found = enroll(std::move(made));
@@ -316,6 +351,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
     std::shared_lock guard(v.lock);
     if (CUresult r = check_mapping(v, ptr, size, physical); r) return r;
   }
+  if (physical->in_host()) return map_for_host(v, *physical, ptr, size);
   if (CUresult r = settle_before_alias(*physical); r) return r;
   Section section;
   if (section.status()) return section.status();

@@ -20,12 +20,14 @@ struct Physical : Object {
   Physical() : Object(Kind::physical) {}
   CUmemAllocationProp prop{};
   std::uint64_t size = 0;
-  int device = 0;         // the session's number
+  CUdevice owner = 0;     // whose window it is mapped in, and whose quota has it
+  int device = 0;         // the session's number of that
   int references = 1;     // the program's; guarded by Virtual::lock, as is what follows
   std::uint64_t mapped = 0;  // its home, where the program sees it; 0: it does not
   std::uint64_t kept = 0;    // its home, where the program does not see it; 0: it does, or there are no bytes yet
   unsigned aliases = 0;      // mappings beside the one at home
 
+  bool in_host() const { return prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE; }
   std::uint64_t home() const { return mapped ? mapped : kept; }
 };
 
@@ -68,5 +70,6 @@ bool in_reservation(Virtual& v, std::uint64_t address, std::uint64_t size);
 // The mappings that tile [address, address+size) exactly; empty where they do not. Lock held.
 std::vector<std::uint64_t> tiles(Virtual& v, std::uint64_t address, std::uint64_t size);
 CUresult check_prop(const CUmemAllocationProp& prop);
+bool is_host_location(const CUmemLocation& location);
 
 }  // namespace rgpu

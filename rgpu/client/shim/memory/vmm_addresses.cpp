@@ -51,13 +51,19 @@ std::vector<std::uint64_t> tiles(Virtual& v, std::uint64_t address, std::uint64_
   return found;
 }
 
+bool is_host_location(const CUmemLocation& location) {
+  return location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
 CUresult check_prop(const CUmemAllocationProp& prop) {
   if (prop.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-    log_once("vmm location", "cuMemCreate: only device memory is supported");
-    return CUDA_ERROR_NOT_SUPPORTED;
+  if (is_host_location(prop.location)) {
+    if (prop.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && prop.location.id < 0) return CUDA_ERROR_INVALID_VALUE;
+  } else {
+    if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (session_device(prop.location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   }
-  if (session_device(prop.location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   if (prop.requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
     log_once("vmm handle types", "cuMemCreate: memory that is shared between hosts is not supported");
     return CUDA_ERROR_NOT_PERMITTED;
@@ -73,18 +79,22 @@ Place virtual_place(std::uint64_t address) {
   auto it = at_or_before(v.mapped, address);
   if (it == v.mapped.end() || address - it->first >= it->second.size) return {};
   const int device = it->second.physical->device;
+  const bool in_host = it->second.physical->in_host();
+  const auto alike = [&](const Mapped& other) {
+    return other.physical->device == device && other.physical->in_host() == in_host;
+  };
   std::uint64_t from = it->first, to = it->first + it->second.size;
   for (auto before = it; before != v.mapped.begin();) {
     --before;
-    if (before->first + before->second.size != from || before->second.physical->device != device) break;
+    if (before->first + before->second.size != from || !alike(before->second)) break;
     from = before->first;
   }
   for (auto after = std::next(it); after != v.mapped.end(); ++after) {
-    if (after->first != to || after->second.physical->device != device) break;
+    if (after->first != to || !alike(after->second)) break;
     to += after->second.size;
   }
-  return {Place::Kind::device, from, to - from, device, primary_context(it->second.physical->prop.location.id), 0,
-          it->second.id};
+  return {Place::Kind::device, from, to - from, device, primary_context(it->second.physical->owner), 0,
+          it->second.id, in_host, in_host ? from : 0};
 }
 
 }  // namespace rgpu
@@ -136,7 +146,8 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   if (CUresult r = require(); r) return r;
   if (!desc || !count) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
-    if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (is_host_location(desc[i].location)) continue;
+    if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (own_device(desc[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   }
   Virtual& v = virtual_memory();
@@ -144,19 +155,24 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   const auto found = tiles(v, ptr, size);
   if (found.empty()) return CUDA_ERROR_INVALID_VALUE;
   for (std::uint64_t address : found)
-    for (size_t i = 0; i < count; ++i) v.mapped[address].access[desc[i].location.id] = desc[i].flags;
+    for (size_t i = 0; i < count; ++i)
+      if (is_host_location(desc[i].location) && !v.mapped[address].physical->in_host()) return CUDA_ERROR_NOT_SUPPORTED;
+  for (std::uint64_t address : found)
+    for (size_t i = 0; i < count; ++i)
+      v.mapped[address].access[is_host_location(desc[i].location) ? CU_DEVICE_CPU : desc[i].location.id] = desc[i].flags;
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
   if (CUresult r = require(); r) return r;
-  if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  if (session_device(location->id) < 0) return CUDA_ERROR_INVALID_DEVICE;
+  const bool host = location && is_host_location(*location);
+  if (!flags || !location || (!host && location->type != CU_MEM_LOCATION_TYPE_DEVICE)) return CUDA_ERROR_INVALID_VALUE;
+  if (!host && session_device(location->id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   Virtual& v = virtual_memory();
   std::shared_lock guard(v.lock);
   auto it = at_or_before(v.mapped, ptr);
   if (it == v.mapped.end() || ptr - it->first >= it->second.size) return CUDA_ERROR_INVALID_VALUE;
-  auto access = it->second.access.find(location->id);
+  auto access = it->second.access.find(host ? CU_DEVICE_CPU : location->id);
   *flags = access == it->second.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : access->second;
   return CUDA_SUCCESS;
 }

@@ -18,7 +18,7 @@ FUNCTIONS = (
         "cuMemCreate",
         "CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long "
         "long flags", "cuMemCreate 10020", LOCAL, "",
-        "counted against the quota; backed when it is mapped",
+        "counted against the quota; backed when it is mapped; memory of the CPU is managed memory to us",
     ),
     function(
         "cuMemExportToShareableHandle",

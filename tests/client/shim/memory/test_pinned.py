@@ -111,7 +111,8 @@ def test_registered_memory_has_a_device_pointer_when_it_is_asked_for(agent, prog
         wrong = [unregister(at), device(at), register(0, 8), register(at, 0), register(at, 8, 16), register(4096, 64),
                  register(at, 8, 4)]
         ok(register(at, 10_000, 3))
-        wrong += [register(at + 5000, 10), register(at, 10_000), unregister(at + 1), cu.cuMemFreeHost(P(at)), device(at, 1)]
+        wrong += [register(at + 5000, 10), register(at, 10_000), unregister(at + 1), cu.cuMemFreeHost(P(at)),
+                  device(at, 1)]
         flags = c.c_uint()
         ok(cu.cuMemHostGetFlags(c.byref(flags), P(at)))
         tell(1)                                         # no mirror was needed yet

@@ -223,3 +223,42 @@ def test_a_tensor_map_is_asked_for_once(agent, program):
     asked = agent.args("tensor_map")
     assert len(asked) == 2 and asked[0].form == 0
     assert len(asked[0].arguments) == 4 + 4 + 8 + 16 + 8 + 8 + 8 + 16
+
+
+def test_memory_of_the_cpu_is_mapped_on_both_sides(agent, program):
+    """The program reads and writes it at the address that kernels have; its bytes stay with the handle."""
+    told = program(agent, code("""
+        class Access(c.Structure):
+            _fields_ = [("type", c.c_int), ("id", c.c_int), ("flags", c.c_int)]
+
+        context()
+        G = 2 << 20
+        at, f = reserve(8 * G), kernel()
+        grain, made = SIZE(), U64()
+        for kind in (2, 3, 4):
+            ok(cu.cuMemGetAllocationGranularity(c.byref(grain), c.byref(Prop(1, 0, kind, 0, None)), 0))
+        wrong = [cu.cuMemCreate(c.byref(made), SIZE(G), c.byref(Prop(1, 0, kind, where, None)), U64(0))
+                 for kind, where in ((0, 0), (3, -1), (7, 0))]
+        ok(cu.cuMemCreate(c.byref(made), SIZE(G), c.byref(Prop(1, 0, 2, 0, None)), U64(0)))
+        host, plain = made.value, create(G)
+        ok(map_at(at, G, host))
+        ok(map_at(at + G, G, plain))
+        both = (Access * 2)(Access(1, 0, 3), Access(2, 0, 3))
+        flags, where = c.c_ulonglong(), Access(2, 0, 0)
+        ok(cu.cuMemSetAccess(U64(at), SIZE(G), both, SIZE(2)))
+        ok(cu.cuMemGetAccess(c.byref(flags), c.byref(where), U64(at)))
+        wrong += [cu.cuMemSetAccess(U64(at + G), SIZE(G), both, SIZE(2)), map_at(at + 4 * G, G, host)]
+        c.memset(at, 3, 16)
+        ok(launch(f, at, 4))
+        ok(cu.cuCtxSynchronize())
+        seen = [c.string_at(at, 1)[0]]
+        c.memset(at, 5, 16)
+        ok(unmap(at, G))
+        ok(map_at(at + 4 * G, G, host))
+        seen.append(c.string_at(at + 4 * G, 1)[0])
+        kind, managed = c.c_uint(), c.c_uint()
+        ok(cu.cuPointerGetAttribute(c.byref(kind), 2, U64(at + 4 * G)))
+        ok(cu.cuPointerGetAttribute(c.byref(managed), 8, U64(at + 4 * G)))
+        tell([wrong, grain.value == G, flags.value, seen, kind.value, managed.value])
+        """)).end()
+    assert told == [[[1, 1, 1, 801, 801], True, 3, [7, 5], 1, 0]]
