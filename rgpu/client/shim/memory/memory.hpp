@@ -69,7 +69,7 @@ void share_used(int device, std::uint64_t bytes);
 // Bytes of a device that all processes of the run use, of which this one uses `own`.
 std::uint64_t used_by_run(int device, std::uint64_t own);
 
-// vmm.cpp
+// virtual/vmm_addresses.cpp
 Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 
 // Waits for all work of the context's device, as cuCtxSynchronize does.

@@ -185,6 +185,7 @@ bool any_pinned() { return pins().mirrors.load(std::memory_order_relaxed) != 0; 
 void release_pinned(Context& context) {
   Pins& p = pins();
   std::vector<std::shared_ptr<Pinned>> mine;
+  bring_back_mirrors();  // registered memory stays the program's, with what kernels wrote into it
   {
     std::shared_lock guard(p.lock);
     for (auto& [address, range] : p.ranges)

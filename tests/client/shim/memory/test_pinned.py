@@ -141,3 +141,18 @@ def test_registered_memory_has_a_device_pointer_when_it_is_asked_for(agent, prog
     assert (flags, inner, alignment, host, kind, again, gone) == (3, 7, 0, 3, 1, 713, 1)
     assert seen[0] == seen[3] == ord("p") and seen[1] == ord("p") + 9
     assert agent.names().count("host_allocate") == agent.names().count("host_free") == 1
+
+
+def test_a_context_leaves_registered_memory_with_what_kernels_wrote(agent, program):
+    told = program(agent, """
+        context()
+        memory, pointer = c.create_string_buffer(4096), U64()
+        at = c.addressof(memory)
+        ok(cu.cuMemHostRegister_v2(P(at), SIZE(4096), 2))
+        ok(cu.cuMemHostGetDevicePointer_v2(c.byref(pointer), P(at), 0))
+        ok(launch(kernel(), pointer.value, 6))
+        ok(cu.cuDevicePrimaryCtxReset_v2(0))
+        tell(memory.raw[0])
+        """).end()
+    assert told == [6]
+    assert agent.names().count("host_free") == 1
