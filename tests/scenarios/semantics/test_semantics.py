@@ -39,7 +39,7 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
 
 
 #: Tried when everything is asked for; each has a like among the others, or among the programs of the chaos.
-SELDOM = {"handoff", "churn", "pinned", "hostfuncs", "virtual"}
+SELDOM = {"handoff", "churn", "pinned", "hostfuncs", "virtual", "hostmapped"}
 
 
 @pytest.mark.parametrize("program", [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else [])
