@@ -97,6 +97,21 @@ class Device(Protocol):
     def unmap(self, address: int, size: int) -> None:
         """Take away the mapping of ``size`` bytes at ``address``, as it was made. Raises :class:`DeviceError`."""
 
+    def alias(self, address: int, size: int, source: int) -> None:
+        """Let the first ``size`` bytes of the mapping at ``source`` stand at ``address`` too; all in GRANULE.
+
+        The region is the mapping alone: its pages are read, hashed and written once. Raises :class:`DeviceError`.
+        """
+
+    def unalias(self, address: int, size: int) -> None:
+        """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
+
+    def move_mapping(self, address: int, size: int, to: int) -> None:
+        """Give a mapping, which nothing valid lies in, the address ``to``; its bytes and aliases stay.
+
+        Raises :class:`DeviceError`.
+        """
+
     def allocate(self, address: int, size: int) -> None:
         """Make a sub-range of mapped memory valid for kernels and copies."""
 

@@ -29,6 +29,7 @@ class NaiveDevice:
         self.modules: dict[int, dict[str, Any]] = {}
         self.memory: dict[int, int] = {}
         self.maps: dict[int, tuple[int, int]] = {}
+        self.aliases: dict[int, tuple[int, int]] = {}
         self.host: dict[int, Any] = {}
         self.history = hashlib.sha256()
         self.functions: set[int] = set()
@@ -42,7 +43,8 @@ class NaiveDevice:
     def state(self) -> dict[str, Any]:
         contexts = {number: {key: value for key, value in held.items()} for number, held in self.contexts.items()}
         return {"contexts": contexts, "owned": self.owned, "modules": self.modules, "memory": self.memory,
-                "maps": self.maps, "host": self.host, "history": self.history.hexdigest(), "env": self.environment}
+                "maps": self.maps, "aliases": self.aliases, "host": self.host, "history": self.history.hexdigest(),
+                "env": self.environment}
 
     def session_open(self, a: Any, r: Record) -> None:
         self.environment = self.environment or a
@@ -75,12 +77,33 @@ class NaiveDevice:
             self.contexts[a.context]["flags"] = a.flags
 
     def memory_map(self, a: Any, r: Record) -> None:
-        self.maps.setdefault(a.address, (a.size, a.device))
+        if a.address not in self.aliases:
+            self.maps.setdefault(a.address, (a.size, a.device))
 
     def memory_unmap(self, a: Any, r: Record) -> None:
+        if any(source == a.address for _, source in self.aliases.values()):
+            return
         if self.maps.get(a.address, (None,))[0] == a.size:
             del self.maps[a.address]
             self.memory = {at: n for at, n in self.memory.items() if not a.address <= at < a.address + a.size}
+
+    def memory_alias(self, a: Any, r: Record) -> None:
+        if a.address not in self.maps and self.maps.get(a.source, (0,))[0] >= a.size:
+            self.aliases.setdefault(a.address, (a.size, a.source))
+
+    def memory_unalias(self, a: Any, r: Record) -> None:
+        if self.aliases.get(a.address, (None,))[0] == a.size:
+            del self.aliases[a.address]
+            self.memory = {at: n for at, n in self.memory.items() if not a.address <= at < a.address + a.size}
+
+    def memory_move(self, a: Any, r: Record) -> None:
+        if a.to in self.maps or a.to in self.aliases or self.maps.get(a.address, (None,))[0] != a.size:
+            return
+        if any(a.address <= at < a.address + a.size for at in self.memory):
+            return
+        self.maps[a.to] = self.maps.pop(a.address)
+        self.aliases = {at: (size, a.to if source == a.address else source)
+                        for at, (size, source) in self.aliases.items()}
 
     def memory_allocate(self, a: Any, r: Record) -> None:
         self.memory.setdefault(a.address, a.size)

@@ -12,18 +12,21 @@ SHARED, PRIVATE = mmap.MAP_SHARED, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 FIXED, NORESERVE, FIXED_NOREPLACE = 0x10, 0x4000, 0x100000
 
 _MADV_HUGEPAGE = 14
+_MAYMOVE, _FIXED_MOVE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def put(address: int | None, size: int, protection: int, flags: int, fd: int = -1) -> int:
+def put(address: int | None, size: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> int:
     """Map memory, where it has to be if ``address`` is given; returns where. Raises :class:`OSError`."""
-    got = libc.mmap(address, size, protection, flags, fd, 0)
+    got = libc.mmap(address, size, protection, flags, fd, offset)
     if got != _FAILED and (address is None or got == address):
         return int(got)
     code = ctypes.get_errno() if got == _FAILED else errno.EEXIST
@@ -31,6 +34,13 @@ def put(address: int | None, size: int, protection: int, flags: int, fd: int = -
         libc.munmap(got, size)
     where = "" if address is None else f" at {address:#x}"
     raise OSError(code, f"mmap of {size:#x} bytes{where}: {os.strerror(code)}")
+
+
+def move(address: int, size: int, to: int) -> None:
+    """Move what is mapped at ``address`` over what is at ``to``, pages and all. Raises :class:`OSError`."""
+    if libc.mremap(address, size, size, _MAYMOVE | _FIXED_MOVE, to) == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mremap of {size:#x} bytes at {address:#x} to {to:#x}: {os.strerror(code)}")
 
 
 def take_away(address: int, size: int) -> None:

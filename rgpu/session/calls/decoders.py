@@ -378,6 +378,23 @@ class TextureDestroy(NamedTuple):
     texture: int
 
 
+class MemoryAlias(NamedTuple):
+    address: int
+    size: int
+    source: int
+
+
+class MemoryUnalias(NamedTuple):
+    address: int
+    size: int
+
+
+class MemoryMove(NamedTuple):
+    address: int
+    size: int
+    to: int
+
+
 class CommunicatorCreate(NamedTuple):
     communicator: int
     context: int
@@ -461,6 +478,9 @@ register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
 register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
 register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
 register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
+register(100, "memory_alias", Layout(MemoryAlias, "<QQQ", 0), None)
+register(101, "memory_unalias", Layout(MemoryUnalias, "<QQ", 0), None)
+register(102, "memory_move", Layout(MemoryMove, "<QQQ", 0), None)
 register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 2), None)
 register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
 register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)

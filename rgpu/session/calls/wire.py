@@ -183,6 +183,13 @@ CALLS: tuple[Call, ...] = (
     Call(85, "texture_place", A, E.CONFIGURES, _args("texture:u64 handle:u64"), object_kind="texture",
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
+    Call(100, "memory_alias", A, E.CREATES, _args("address:addr size:u64 source:addr"), object_kind="alias",
+         doc="The first `size` bytes of the mapping at `source` stand at `address` as well; in multiples of 2 MiB. "
+             "The mapping outlives its aliases, and may move beside them (memory_move)."),
+    Call(101, "memory_unalias", A, E.DESTROYS, _args("address:addr size:u64"), object_kind="alias",
+         doc="Takes an alias away as it was made, when no unfinished work uses it."),
+    Call(102, "memory_move", A, E.CONFIGURES, _args("address:addr size:u64 to:addr"), object_kind="mapping",
+         doc="A mapping, in which nothing is allocated, stands at `to` from now on, with its bytes; its aliases stay."),
     Call(110, "communicator_create", S, E.CREATES, _args(
         "communicator:u64 context:context ranks:u32 rank:u32 unique:blob members:blob"), object_kind="communicator",
          doc="One rank of an NCCL communicator. unique: the same for all its ranks, for no other communicator. "

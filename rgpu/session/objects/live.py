@@ -17,7 +17,9 @@ module         every load that succeeded and every unload, for ever: they
                beside an open host function takes place when none is open any
                more, in the journal's order: devices do the same
 stream, event  create
-mapping        the map call of every range that is still mapped
+mapping        the map call of every range that is still mapped, with the
+               address that it was moved to
+alias          create, with the address that what it stands for was moved to
 memory         allocate; ends with its own free, with the mapping below it, or
                with the last context
 host_memory    allocate
@@ -98,6 +100,7 @@ class LiveObjects:
         self._current: dict[tuple[str, int], int] = {}  #: (kind, number) → position; live ones only
         self._contexts = 0  #: live ones
         self._starts: list[int] = []  #: addresses of live memory, sorted
+        self._aliases: dict[int, set[int]] = {}  #: address of a mapping → addresses of its aliases
         self._payloads: dict[bytes, bytes] = {}
         self._payload_uses: Counter[bytes] = Counter()
         self._pending: set[int] = set()  #: loads without an answer
@@ -318,16 +321,56 @@ class LiveObjects:
             item.settings["flags"] = _kept(record)
 
     def _memory_map(self, record: Record, args: Any) -> None:
-        self._create("mapping", args.address, record)
+        if ("alias", args.address) not in self._current:
+            self._create("mapping", args.address, record)
 
     def _memory_unmap(self, record: Record, args: Any) -> None:
         item = self._live("mapping", args.address)
-        if item is None or decoders.decode(item.created.call_id, item.created.args).size != args.size:
+        if item is None or _args_of(item).size != args.size:
             return
+        if self._aliases.get(args.address):
+            return
+        self._aliases.pop(args.address, None)
         self._forget(item)
-        first, after = (bisect_left(self._starts, address) for address in (args.address, args.address + args.size))
-        for number in self._starts[first:after]:
+        self._end_memory_in(args.address, args.size)
+
+    def _end_memory_in(self, address: int, size: int) -> None:
+        """End the allocations that begin in a range."""
+        for number in self._starts_in(address, size):
             self._end_memory(number)
+
+    def _starts_in(self, address: int, size: int) -> list[int]:
+        return self._starts[bisect_left(self._starts, address):bisect_left(self._starts, address + size)]
+
+    def _memory_alias(self, record: Record, args: Any) -> None:
+        mapping = self._live("mapping", args.source)
+        if mapping is None or ("mapping", args.address) in self._current or args.size > _args_of(mapping).size:
+            return
+        if self._create("alias", args.address, record):
+            self._aliases.setdefault(args.source, set()).add(args.address)
+
+    def _memory_unalias(self, record: Record, args: Any) -> None:
+        item = self._live("alias", args.address)
+        if item is None or (made := _args_of(item)).size != args.size:
+            return
+        self._aliases[made.source].discard(args.address)
+        self._forget(item)
+        self._end_memory_in(args.address, args.size)
+
+    def _memory_move(self, record: Record, args: Any) -> None:
+        """Into the creating calls at once: a fresh device maps it where it stands now."""
+        item = self._live("mapping", args.address)
+        if item is None or self._current.keys() & {("mapping", args.to), ("alias", args.to)}:
+            return
+        if (made := _args_of(item)).size != args.size or self._starts_in(args.address, args.size):
+            return
+        _replace_args(item, made._replace(address=args.to))
+        self._current["mapping", args.to] = self._current.pop(("mapping", item.number))
+        item.number = args.to
+        for number in (moved := self._aliases.pop(args.address, set())):
+            alias = self._objects[self._current["alias", number]]
+            _replace_args(alias, _args_of(alias)._replace(source=args.to))
+        self._aliases[args.to] = moved
 
     def _memory_allocate(self, record: Record, args: Any) -> None:
         if self._create("memory", args.address, record):
@@ -497,6 +540,9 @@ _HANDLERS: dict[int, Callable[[LiveObjects, Record, Any], None]] = {
         "context_flags": LiveObjects._context_flags,
         "memory_map": LiveObjects._memory_map,
         "memory_unmap": LiveObjects._memory_unmap,
+        "memory_alias": LiveObjects._memory_alias,
+        "memory_unalias": LiveObjects._memory_unalias,
+        "memory_move": LiveObjects._memory_move,
         "memory_allocate": LiveObjects._memory_allocate,
         "memory_free": LiveObjects._memory_free,
         "memory_free_wait": LiveObjects._memory_free,
@@ -533,6 +579,18 @@ _LATE = {ALLOCATE: 1, BY_NAME["array_create"].id: 2, BY_NAME["texture_create"].i
 def _kept(record: Record) -> Record:
     """A record of its own, without the payload: the one given may be a view into a buffer that goes away."""
     return Record(record.seq, record.call_id, bytes(record.args), b"", record.thread, record.flags)
+
+
+def _args_of(item: _Object) -> Any:
+    """Return the arguments of the call that made it."""
+    return decoders.decode(item.created.call_id, item.created.args)
+
+
+def _replace_args(item: _Object, args: Any) -> None:
+    """Let the call that made it have other arguments; the record may be held elsewhere, so it gets one of its own."""
+    old = item.created
+    item.created = Record(old.seq, old.call_id, decoders.encode_args(old.call_id, **args._asdict()), old.payload,
+                          old.thread, old.flags)
 
 
 def _is_library(load: Record) -> bool:

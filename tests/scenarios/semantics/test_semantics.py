@@ -28,13 +28,18 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
                 ("variable", "kill"), ("attached", "move")],
     "conditions": [("3", "copy"), ("5", "replay"), ("7", "kill"), ("9", "checkpoint")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
+    "aliases": [("twice", "move"), ("thrice", "kill"), ("kept", "copy"), ("overtaken", "checkpoint"),
+                ("released", "kill")],
+    "registered": [("busy-3", "move"), ("idle-4", "kill"), ("busy-6", "kill"), ("idle-8", "checkpoint")],
+    "hostmapped": [("host", "move"), ("busy", "kill"), ("both-1", "checkpoint"), ("both-2", "kill"),
+                   ("unmapped", "copy")],
     "profiled": [("2", "move"), ("4", "kill"), ("6", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }
 
 
 #: Tried when everything is asked for; each has a like among the others, or among the programs of the chaos.
-SELDOM = {"handoff", "churn", "pinned", "hostfuncs", "virtual"}
+SELDOM = {"handoff", "churn", "pinned", "hostfuncs", "virtual", "hostmapped"}
 
 
 @pytest.mark.parametrize("program", [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else [])

@@ -21,7 +21,7 @@ from tests.support.naive_device import NaiveDevice, call
 MIB2 = 2 << 20
 numbers = st.integers(16, 17)
 contexts = st.integers(1, 2)
-slots = st.integers(0, 1).map(lambda n: (1 << 45) + n * MIB2)
+slots = st.integers(0, 2).map(lambda n: (1 << 45) + n * MIB2)
 contents = st.sampled_from([b"first", b"second", b"bad"])
 
 
@@ -96,6 +96,18 @@ class Compaction(RuleBasedStateMachine):
     @rule(at=slots, size=st.sampled_from([MIB2, 2 * MIB2]))
     def unmap(self, at: int, size: int) -> None:
         self.give("memory_unmap", address=at, size=size)
+
+    @rule(at=slots, size=st.sampled_from([MIB2, 2 * MIB2]), source=slots)
+    def alias(self, at: int, size: int, source: int) -> None:
+        self.give("memory_alias", address=at, size=size, source=source)
+
+    @rule(at=slots, size=st.sampled_from([MIB2, 2 * MIB2]))
+    def unalias(self, at: int, size: int) -> None:
+        self.give("memory_unalias", address=at, size=size)
+
+    @rule(at=slots, to=slots)
+    def move_mapping(self, at: int, to: int) -> None:
+        self.give("memory_move", address=at, size=MIB2, to=to)
 
     @rule(at=slots, offset=st.sampled_from([0, 512, 4096]))
     def allocate(self, at: int, offset: int) -> None:
@@ -197,6 +209,7 @@ class Compaction(RuleBasedStateMachine):
         assert live.handles("graph_exec") == sorted(n for kind, n in device.owned if kind == "graph")
         assert live.handles("module") == sorted(device.modules)
         assert live.handles("memory") == sorted(device.memory)
+        assert live.handles("alias") == sorted(device.aliases)
         assert live.handles("host_memory") == sorted(device.host)
         assert live.mappings() == [Mapping(at, *held) for at, held in sorted(device.maps.items())]
 
@@ -206,7 +219,7 @@ class Compaction(RuleBasedStateMachine):
         device = self.device
         settings_alive = sum(len(c) - 1 for c in device.contexts.values()) + sum(len(m) - 4 for m in
                                                                                  device.modules.values())
-        alive = len(device.contexts) + len(device.owned) + len(device.memory) + len(device.maps) + len(device.host)
+        alive = sum(map(len, (device.contexts, device.owned, device.memory, device.maps, device.aliases, device.host)))
         # a load brings at most its unload, its context, that one's end, limits (3) and flags
         assert len(self.live.structural_calls()) <= 1 + alive + settings_alive + 8 * len(history)
         assert self.live.payload_bytes <= len(b"first") + len(b"second")
@@ -221,7 +234,7 @@ def test_random_sessions(seed: int) -> None:
     """Long walks over the same rules: they reach what needs many calls of the right kinds."""
     random = Random(seed)
     machine = Compaction()
-    few, at = (lambda: random.randint(16, 17)), (lambda: (1 << 45) + random.randint(0, 1) * MIB2)
+    few, at = (lambda: random.randint(16, 17)), (lambda: (1 << 45) + random.randint(0, 2) * MIB2)
     steps: list[Callable[[], None]] = [
         lambda: machine.create_context(random.randint(1, 3), random.randint(0, 3), 0),
         lambda: machine.destroy_context(random.randint(1, 3)),
@@ -235,6 +248,9 @@ def test_random_sessions(seed: int) -> None:
         lambda: machine.attribute(few(), random.randint(0, 1), 8, random.randint(0, 9)),
         lambda: machine.map(at()),
         lambda: machine.unmap(at(), random.choice([MIB2, MIB2, 2 * MIB2])),
+        lambda: machine.alias(at(), random.choice([MIB2, MIB2, 2 * MIB2]), at()),
+        lambda: machine.unalias(at(), random.choice([MIB2, MIB2, 2 * MIB2])),
+        lambda: machine.move_mapping(at(), at()),
         lambda: machine.allocate(at(), random.choice([0, 512])),
         lambda: machine.instantiate(few(), random.randint(1, 3), random.randint(0, 9)),
         lambda: machine.update_graph(few(), random.randint(0, 9)),

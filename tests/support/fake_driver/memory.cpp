@@ -2,6 +2,10 @@
 // fake_loads_wait(1) unregistering memory waits for all streams, as it may on a real driver.
 #include "driver.hpp"
 
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 namespace {
 
 struct Copy2D {
@@ -54,11 +58,18 @@ Result copy_now(void *to, const void *from, size_t size) {
 
 API Result cuMemAddressReserve(Ptr *at, size_t, size_t, Ptr wanted, unsigned long long) { return *at = wanted, 0; }
 API Result cuMemAddressFree(Ptr, size_t) { return 0; }
-API Result cuMemCreate(unsigned long long *handle, size_t, const void *, unsigned long long) { return *handle = 1, 0; }
-API Result cuMemRelease(unsigned long long) { return 0; }
-API Result cuMemMap(Ptr at, size_t size, size_t, unsigned long long, unsigned long long) {
-    void *got = mmap(reinterpret_cast<void *>(at), size, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+// A handle is a descriptor of memory, so that it can be mapped at several addresses.
+API Result cuMemCreate(unsigned long long *handle, size_t size, const void *, unsigned long long) {
+    const int fd = memfd_create("fake-handle", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, static_cast<off_t>(size))) return 2;
+    return *handle = static_cast<unsigned long long>(fd), 0;
+}
+API Result cuMemRelease(unsigned long long handle) { return close(static_cast<int>(handle)) ? 1 : 0; }
+API Result cuMemMap(Ptr at, size_t size, size_t offset, unsigned long long handle, unsigned long long) {
+    struct stat found;
+    if (offset || fstat(static_cast<int>(handle), &found) || size > static_cast<size_t>(found.st_size)) return 1;
+    void *got = mmap(reinterpret_cast<void *>(at), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                     static_cast<int>(handle), 0);
     return got == reinterpret_cast<void *>(at) ? 0 : 2;
 }
 API Result cuMemUnmap(Ptr at, size_t size) { return munmap(reinterpret_cast<void *>(at), size) ? 1 : 0; }

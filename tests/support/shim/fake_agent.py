@@ -342,6 +342,12 @@ class FakeAgent:
             self._memory[args.address] = bytearray(args.size)
         elif call.name == "memory_unmap":
             assert len(self._memory.pop(args.address)) == args.size
+        elif call.name == "memory_alias":
+            self._memory[args.address] = self._memory[args.source]
+        elif call.name == "memory_unalias":
+            assert len(self._memory.pop(args.address)) >= args.size
+        elif call.name == "memory_move":
+            self._memory[args.to] = self._memory.pop(args.address)
         elif call.name in ("memcpy_h2d", "host_mirror_write"):
             address = args.destination if call.name == "memcpy_h2d" else args.address
             memory, at = self._bytes(address, len(record.payload))

@@ -1222,6 +1222,61 @@ struct TextureDestroy {
     }
 };
 
+struct MemoryAlias {
+    uint64_t address{};
+    uint64_t size{};
+    uint64_t source{};
+    static constexpr uint16_t id = 100;
+    static constexpr const char *name = "memory_alias";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 24; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, size);
+        detail::put(out, source);
+    }
+};
+
+struct MemoryUnalias {
+    uint64_t address{};
+    uint64_t size{};
+    static constexpr uint16_t id = 101;
+    static constexpr const char *name = "memory_unalias";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, size);
+    }
+};
+
+struct MemoryMove {
+    uint64_t address{};
+    uint64_t size{};
+    uint64_t to{};
+    static constexpr uint16_t id = 102;
+    static constexpr const char *name = "memory_move";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 24; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, size);
+        detail::put(out, to);
+    }
+};
+
 struct CommunicatorCreate {
     uint64_t communicator{};
     uint64_t context{};
@@ -1366,6 +1421,9 @@ inline const char *call_name(uint16_t id) {
         case 84: return "texture_create";
         case 85: return "texture_place";
         case 86: return "texture_destroy";
+        case 100: return "memory_alias";
+        case 101: return "memory_unalias";
+        case 102: return "memory_move";
         case 110: return "communicator_create";
         case 111: return "communicator_destroy";
         case 112: return "collective_group";

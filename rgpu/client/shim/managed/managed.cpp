@@ -219,6 +219,29 @@ CUresult track_managed_variables(const Module& module, const std::vector<Global>
   return CUDA_SUCCESS;
 }
 
+CUresult track_managed_mapping(std::uint64_t address, std::uint64_t size, Context& context) {
+  auto region = std::make_shared<ManagedRegion>();
+  region->base = address;
+  region->size = size;
+  region->pieces = {{0, size}};
+  region->context = &context;
+  region->device = session_device(context.device);
+  const CUresult r = add_region(region, Newest::device);
+  return r == CUDA_ERROR_OPERATING_SYSTEM ? CUDA_ERROR_OUT_OF_MEMORY : r;
+}
+
+CUresult untrack_managed_mapping(std::uint64_t address, std::uint64_t size) {
+  auto region = managed_region(address);
+  if (!region || region->base != address) return CUDA_SUCCESS;  // its context is gone
+  const StreamRef legacy{static_cast<std::uint64_t>(region->device), nullptr, region->context};
+  ManagedUse use(legacy);
+  use.range(address, size);
+  if (CUresult r = use.upload(); r) return r;
+  use.given(published());
+  forget_managed(address);
+  return CUDA_SUCCESS;
+}
+
 void untrack_managed_variables(const Module& module) {
   if (!any_managed()) return;
   Managed& m = managed();

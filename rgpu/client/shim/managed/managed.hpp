@@ -99,6 +99,10 @@ void sent(Carrier& carrier, std::uint64_t seq);                        // lock h
 
 // Variables of a module that has just been loaded. CUDA_ERROR_OPERATING_SYSTEM: their addresses are taken here.
 CUresult track_managed_variables(const Module& module, const std::vector<Global>& variables);
+// Memory of the CPU's that the program has mapped (virtual/vmm.cpp); its bytes are at the device.
+CUresult track_managed_mapping(std::uint64_t address, std::uint64_t size, Context& context);
+// … is about to be unmapped: what the program wrote there goes to the device, where it is when its work is complete.
+CUresult untrack_managed_mapping(std::uint64_t address, std::uint64_t size);
 void untrack_managed_variables(const Module& module);
 void forget_managed(std::uint64_t address);     // the allocation is about to be freed
 void release_managed(Context& context);         // all its work is complete

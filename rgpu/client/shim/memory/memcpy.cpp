@@ -49,7 +49,9 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
     case Place::Kind::pinned:
     case Place::Kind::registered:
       end.host = true;
-      return place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      if (!place.holds(end.address, span)) return CUDA_ERROR_INVALID_VALUE;
+      end.address += place.host - place.base;  // from a device pointer to registered memory
+      return CUDA_SUCCESS;
     case Place::Kind::host:
       end.host = true;
       // A pageable address is no device pointer, whatever it is called.
@@ -62,7 +64,9 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
 // The same for a copy that is only captured: where the end lies, so far as that can be told. What is no allocation is
 // taken for device memory, and looked up when the graph is launched.
 void place_captured(CopyEnd& end) {
-  const Place::Kind kind = place_of(end.address).kind;
+  const Place place = place_of(end.address);
+  const Place::Kind kind = place.kind;
+  if (kind == Place::Kind::pinned) end.address += place.host - place.base;
   end.host = end.type == CU_MEMORYTYPE_HOST || kind == Place::Kind::pinned || kind == Place::Kind::registered ||
              (kind == Place::Kind::host && end.type == CU_MEMORYTYPE_UNIFIED);
 }

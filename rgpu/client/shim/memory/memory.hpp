@@ -20,8 +20,8 @@ struct Place {
   enum class Kind {
     host,     // pageable memory of the program (or anything else that is not ours)
     device,   // an allocation, or a module's variable
-    pinned,   // cuMemHostAlloc: has a mirror at its own address in the worker
-    registered,  // cuMemHostRegister: the program's memory, no mirror
+    pinned,   // cuMemHostAlloc, or the device address of registered memory: has a mirror at this address in the worker
+    registered,  // cuMemHostRegister: the program's memory, by its own address
     invalid,  // in a device range, but in no allocation
   } kind = Kind::host;
   std::uint64_t base = 0, size = 0;  // of the allocation, variable or pinned range
@@ -30,6 +30,8 @@ struct Place {
   unsigned flags = 0;                // of pinned memory
   std::uint64_t id = 0;              // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool managed = false;              // … of the device, and of the program (managed.hpp)
+  std::uint64_t host = 0;            // memory of the CPU: where the program has the byte at `base`
+  std::uint64_t mirror = 0;          // … and where kernels have it; 0: nobody asked yet
 
   bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }
 };
@@ -67,7 +69,7 @@ void share_used(int device, std::uint64_t bytes);
 // Bytes of a device that all processes of the run use, of which this one uses `own`.
 std::uint64_t used_by_run(int device, std::uint64_t own);
 
-// vmm.cpp
+// virtual/vmm_addresses.cpp
 Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 
 // Waits for all work of the context's device, as cuCtxSynchronize does.

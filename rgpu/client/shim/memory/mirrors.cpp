@@ -23,9 +23,8 @@ constexpr std::size_t BLOCK = 4096;  // of host memory that is uploaded as a who
 std::vector<std::shared_ptr<Pinned>> mirrored(const std::vector<std::uint64_t>& addresses) {
   std::vector<std::shared_ptr<Pinned>> found;
   for (std::uint64_t address : addresses) {
-    if (address < kPinnedBase || address >= kPinnedBase + kPinnedSize) continue;
-    auto range = range_of(address);
-    if (range && !range->registered && std::find(found.begin(), found.end(), range) == found.end())
+    auto range = range_of_mirror(address);
+    if (range && std::find(found.begin(), found.end(), range) == found.end())
       found.push_back(std::move(range));
   }
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a->address < b->address; });  // one lock order
@@ -36,7 +35,7 @@ std::vector<std::shared_ptr<Pinned>> mirrored(const std::vector<std::uint64_t>& 
 
 CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, std::uint64_t to) {
   wire::HostMirrorWrite call{};
-  call.address = range.address + from;
+  call.address = range.mirror + from;
   call.stream = stream.number;
   std::uint64_t seq = 0;
   Payload payload(range.twin.data() + from, to - from);
@@ -195,7 +194,7 @@ struct Reading {
     forget_complete_uploads(*range);
     under_way = range->uploads;
     wire::HostMirrorRead call{};
-    call.address = range->address;
+    call.address = range->mirror;
     call.size = range->size;
     if (CUresult r = reader_of(*range->context, call.stream); r) return r;
     now.resize(range->size);
@@ -210,6 +209,7 @@ struct Reading {
   void take() {
     if (!collect(wire::HostMirrorRead::id, waiter, seq) && answer.payload_size == now.size()) {
       auto* host = reinterpret_cast<std::uint8_t*>(range->address);
+      const bool kept = range->registered && (range->flags & CU_MEMHOSTREGISTER_READ_ONLY);  // kernels may not write it
       for (const Upload& upload : under_way)
         std::copy_n(range->twin.data() + upload.from, upload.to - upload.from, now.data() + upload.from);
       for (std::uint64_t at = 0; at < range->size; at += BLOCK) {
@@ -217,7 +217,8 @@ struct Reading {
         if (!std::memcmp(now.data() + at, range->twin.data() + at, n)) continue;
         for (std::size_t i = at; i < at + n; ++i) {
           if (now[i] == range->twin[i]) continue;
-          host[i] = range->twin[i] = now[i];
+          range->twin[i] = now[i];
+          if (!kept) host[i] = now[i];
         }
       }
     }
@@ -251,7 +252,7 @@ std::vector<std::shared_ptr<Pinned>> all_ranges() {
   std::shared_lock guard(p.lock);
   std::vector<std::shared_ptr<Pinned>> found;
   for (auto& [address, range] : p.ranges)
-    if (!range->registered) found.push_back(range);
+    if (range->mirror) found.push_back(range);
   return found;
 }
 
@@ -301,13 +302,13 @@ void mirrors_lose_stream(const Stream& stream) {
 CUresult finish_writers_of_source(std::uint64_t address, std::uint64_t) {
   wait_host_functions();
   auto range = range_of(address);
-  return range && !range->registered ? finish_writers(range) : CUDA_SUCCESS;
+  return range && range->mirror ? finish_writers(range) : CUDA_SUCCESS;
 }
 
 CUresult finish_writers_of_destination(std::uint64_t address) {
   if (!mirrors_in_use()) return CUDA_SUCCESS;
   auto range = range_of(address);
-  return range && !range->registered ? finish_writers(range) : CUDA_SUCCESS;
+  return range && range->mirror ? finish_writers(range) : CUDA_SUCCESS;
 }
 
 MirrorUse::MirrorUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses) : stream_(stream) {

@@ -2,12 +2,15 @@
 //
 // cuMemHostAlloc memory lies in the session's pinned range and has a mirror at
 // the same address in the worker (mirrors.cpp). Registered memory
-// (cuMemHostRegister) is only known to be pinned: it has no mirror, and so no
-// device pointer.
+// (cuMemHostRegister) lies where the program has it, which a worker may have
+// taken: its mirror is in the pinned range, at the address that
+// cuMemHostGetDevicePointer gives, and is made when that is first asked for.
 #include "pinned.hpp"
 #include "profile.hpp"
 
 #include <sys/mman.h>
+
+#include <algorithm>
 
 #include "capturing.hpp"
 #include "managed.hpp"
@@ -20,16 +23,35 @@ Pins& pins() {
   return *p;
 }
 
-std::shared_ptr<Pinned> range_of(std::uint64_t address) {
-  Pins& p = pins();
-  std::shared_lock guard(p.lock);
-  auto it = p.ranges.upper_bound(address);
-  if (it == p.ranges.begin()) return nullptr;
+namespace {
+
+// Lock held.
+std::shared_ptr<Pinned> holding(const std::map<std::uint64_t, std::shared_ptr<Pinned>>& ranges, std::uint64_t address) {
+  auto it = ranges.upper_bound(address);
+  if (it == ranges.begin()) return nullptr;
   --it;
   return address - it->first < it->second->size ? it->second : nullptr;
 }
 
+}  // namespace
+
+std::shared_ptr<Pinned> range_of(std::uint64_t address) {
+  Pins& p = pins();
+  std::shared_lock guard(p.lock);
+  return holding(p.ranges, address);
+}
+
+std::shared_ptr<Pinned> range_of_mirror(std::uint64_t address) {
+  if (address < kPinnedBase || address >= kPinnedBase + kPinnedSize) return nullptr;
+  Pins& p = pins();
+  std::shared_lock guard(p.lock);
+  auto range = holding(p.ranges, address);
+  return range ? range : holding(p.registered, address);
+}
+
 namespace {
+
+constexpr std::uint64_t kHostPage = 4096;
 
 bool overlaps(Pins& p, std::uint64_t address, std::uint64_t size) {
   auto it = p.ranges.lower_bound(address + size);
@@ -59,6 +81,7 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   }
   wire::HostAllocate call{};
   call.address = range->address = *address;
+  range->mirror = *address;
   call.size = whole;
   call.flags = range->flags = flags;
   range->size = size;
@@ -70,10 +93,44 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   return section.publish(call);
 }
 
+// Gives registered memory a mirror, as far behind the beginning of a page as the memory is. It holds zeros: the first
+// launch that is given it brings what the program has there.
+CUresult give_mirror(Pinned& range) {
+  Section section;
+  if (section.status()) return section.status();
+  Pins& p = pins();
+  std::unique_lock guard(p.lock);
+  if (range.mirror) return CUDA_SUCCESS;
+  auto held = p.ranges.find(range.address);
+  if (held == p.ranges.end() || held->second.get() != &range) return CUDA_ERROR_INVALID_VALUE;  // just unregistered
+  const std::uint64_t offset = range.address % kHostPage;
+  std::vector<Range> map;
+  auto address = p.addresses.allocate(range.size + offset, map);
+  if (!address) return CUDA_ERROR_OUT_OF_MEMORY;
+  wire::HostAllocate call{};
+  call.address = *address;
+  call.size = (range.size + offset + kPage - 1) & ~(kPage - 1);
+  call.flags = range.flags;
+  range.mirror = *address + offset;
+  p.registered[range.mirror] = held->second;
+  ++p.mirrors;
+  return section.publish(call);
+}
+
+// Whether the program has memory in all of the range.
+bool is_memory(std::uint64_t address, std::uint64_t size) {
+  constexpr std::uint64_t kAtOnce = 4096;  // pages
+  unsigned char present[kAtOnce];
+  const std::uint64_t end = address + size;
+  for (std::uint64_t at = address & ~(kHostPage - 1); at < end; at += kAtOnce * kHostPage)
+    if (::mincore(reinterpret_cast<void*>(at), std::min(end - at, kAtOnce * kHostPage), present)) return false;
+  return true;
+}
+
 // Nothing uses the range any more. Takes it out of the tables and gives its memory back.
 CUresult drop(const std::shared_ptr<Pinned>& range) {
   Pins& p = pins();
-  if (range->registered) {
+  if (!range->mirror) {
     std::unique_lock guard(p.lock);
     p.ranges.erase(range->address);
     return CUDA_SUCCESS;
@@ -90,12 +147,16 @@ CUresult drop(const std::shared_ptr<Pinned>& range) {
   range->writers.clear();
   range->uploads.clear();
   std::vector<Range> unmap;
-  p.addresses.free(range->address, unmap);
-  const std::uint64_t whole = (range->size + kPage - 1) & ~(kPage - 1);
-  ::mmap(reinterpret_cast<void*>(range->address), whole, PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   wire::HostFree call{};
-  call.address = range->address;
+  call.address = range->mirror;
+  if (range->registered) {
+    p.registered.erase(range->mirror);
+    call.address -= range->address % kHostPage;
+  }
+  p.addresses.free(call.address, unmap);
+  const std::uint64_t whole = (range->size + kPage - 1) & ~(kPage - 1);
+  if (!range->registered) ::mmap(reinterpret_cast<void*>(range->address), whole, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return section.status() ? section.status() : section.publish(call);
 }
 
@@ -103,10 +164,14 @@ CUresult drop(const std::shared_ptr<Pinned>& range) {
 
 Place pinned_place(std::uint64_t address) {
   auto range = range_of(address);
+  const bool by_host = range != nullptr;
+  if (!by_host) range = range_of_mirror(address);
   if (!range) return {};
   Place place;
-  place.kind = range->registered ? Place::Kind::registered : Place::Kind::pinned;
-  place.base = range->address;
+  place.kind = by_host && range->registered ? Place::Kind::registered : Place::Kind::pinned;
+  place.base = by_host ? range->address : range->mirror.load();
+  place.host = range->address;
+  place.mirror = range->mirror;
   place.size = range->size;
   place.device = 0;
   place.context = range->context;
@@ -120,10 +185,11 @@ bool any_pinned() { return pins().mirrors.load(std::memory_order_relaxed) != 0; 
 void release_pinned(Context& context) {
   Pins& p = pins();
   std::vector<std::shared_ptr<Pinned>> mine;
+  bring_back_mirrors();  // registered memory stays the program's, with what kernels wrote into it
   {
     std::shared_lock guard(p.lock);
     for (auto& [address, range] : p.ranges)
-      if (!range->registered && range->context == &context) mine.push_back(range);
+      if (range->mirror && range->context == &context) mine.push_back(range);
   }
   for (auto& range : mine) drop(range);
   std::unique_lock guard(p.lock);
@@ -171,12 +237,18 @@ CUresult cuMemHostRegister_v2(void* p, size_t bytesize, unsigned int Flags) {
   if (CUresult r = current(context); r) return r;
   const auto address = reinterpret_cast<std::uint64_t>(p);
   if (!p || !bytesize || (Flags & ~15u) || address + bytesize < address) return CUDA_ERROR_INVALID_VALUE;
-  if (Flags & (CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY)) {
-    log_once("register flags", "cuMemHostRegister: I/O memory and read-only memory are not supported");
+  if (Flags & CU_MEMHOSTREGISTER_IOMEMORY) {
+    log_once("register flags", "cuMemHostRegister: I/O memory is not supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  int read_only = 0;
+  if (Flags & CU_MEMHOSTREGISTER_READ_ONLY)
+    if (CUresult r = cuDeviceGetAttribute(&read_only, CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, context->device);
+        r || !read_only)
+      return r ? r : CUDA_ERROR_NOT_SUPPORTED;
   if (place_of(address).kind == Place::Kind::invalid || place_of(address).kind == Place::Kind::device)
     return CUDA_ERROR_INVALID_VALUE;
+  if (!is_memory(address, bytesize)) return CUDA_ERROR_INVALID_VALUE;
   Pins& pinned = pins();
   std::unique_lock guard(pinned.lock);
   if (overlaps(pinned, address, bytesize)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -197,6 +269,11 @@ CUresult cuMemHostUnregister(void* p) {
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || !range->registered || range->address != reinterpret_cast<std::uint64_t>(p))
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  if (range->mirror) {
+    if (CUresult r = unsafe_call(); r) return r;
+    if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
+    bring_back_mirrors();  // of this range, too: the program keeps its memory
+  }
   return drop(range);
 }
 
@@ -205,12 +282,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* pdptr, void* p, unsigned int 
   if (CUresult r = current(context); r) return r;
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!pdptr || Flags || !range) return CUDA_ERROR_INVALID_VALUE;
-  if (range->registered) {
-    log_once("registered device pointer",
-             "memory pinned by cuMemHostRegister has no device pointer here: use cuMemHostAlloc for mapped memory");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  *pdptr = reinterpret_cast<std::uint64_t>(p);
+  if (CUresult r = give_mirror(*range); r) return r;
+  *pdptr = range->mirror + (reinterpret_cast<std::uint64_t>(p) - range->address);
   return CUDA_SUCCESS;
 }
 

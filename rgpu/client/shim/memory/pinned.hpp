@@ -27,7 +27,8 @@ struct Writer {
 };
 
 struct Pinned {
-  std::uint64_t address = 0, size = 0;
+  std::uint64_t address = 0, size = 0;       // in the program
+  std::atomic<std::uint64_t> mirror{0};      // where kernels have it: the same, but for registered memory; 0: nowhere yet
   unsigned flags = 0;
   Context* context = nullptr;
   bool registered = false;
@@ -44,6 +45,7 @@ struct Pinned {
 struct Pins {
   std::shared_mutex lock;
   std::map<std::uint64_t, std::shared_ptr<Pinned>> ranges;
+  std::map<std::uint64_t, std::shared_ptr<Pinned>> registered;  // those with a mirror, by its address
   Allocator addresses{kPinnedFirst, kPinnedBase + kPinnedSize - kPinnedFirst, kPinnedSize, kPage, kPage, kPinnedSize};
   std::map<Context*, std::uint64_t> readers;  // streams of our own for reading mirrors
   std::set<std::uint64_t> lost;               // streams destroyed with work left
@@ -53,6 +55,7 @@ struct Pins {
 };
 
 Pins& pins();
-std::shared_ptr<Pinned> range_of(std::uint64_t address);
+std::shared_ptr<Pinned> range_of(std::uint64_t address);         // by the program's address
+std::shared_ptr<Pinned> range_of_mirror(std::uint64_t address);  // by the address that kernels have
 
 }  // namespace rgpu

@@ -14,7 +14,8 @@ bool put(void* data, T value) {
 
 // Writes the attribute's value for a pointer that is ours. False: the driver has no value for it.
 bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr, void* data) {
-  const bool device = place.kind == Place::Kind::device;
+  const bool of_cpu = place.kind == Place::Kind::device && place.managed && place.host;  // cuMemCreate, mapped
+  const bool device = place.kind == Place::Kind::device && !of_cpu;
   const bool registered = place.kind == Place::Kind::registered;
   switch (which) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -22,11 +23,11 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return put<unsigned>(data, device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return !registered && put<CUdeviceptr>(data, ptr);
+      return (!registered || place.mirror) && put<CUdeviceptr>(data, registered ? ptr - place.base + place.mirror : ptr);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      return (!device || place.managed) && put(data, reinterpret_cast<void*>(ptr));
+      return (!device || place.managed) && put(data, reinterpret_cast<void*>(device ? ptr : ptr - place.base + place.host));
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return put<unsigned>(data, place.managed ? 1 : 0);
+      return put<unsigned>(data, place.managed && !of_cpu ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
@@ -40,7 +41,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       return put<std::size_t>(data, place.size);
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      return put<unsigned>(data, registered ? 0 : 1);
+      return put<unsigned>(data, registered && !place.mirror ? 0 : 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return put<unsigned long long>(data, 0);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:

@@ -9,6 +9,7 @@ ranges (:mod:`.memory`): these functions trust their arguments.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,39 @@ class Reservation:
             raise DeviceError(f"out of host memory: {error}", 2) from error
         if size >= _HUGE:
             mapping.prefer_huge_pages(address, size)
+
+    def share(self, address: int, size: int) -> int:
+        """Let backed memory, which nothing writes meanwhile, be that of a new descriptor, which is returned.
+
+        Raises DeviceError(2) when the host has no memory.
+        """
+        fd = os.memfd_create("rgpu-alias", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            for start in range(0, size, _HUGE):
+                piece = view(address + start, min(_HUGE, size - start))
+                if piece.any():  # what is zeros stays without pages
+                    os.pwrite(fd, piece.data, start)
+            mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.SHARED | mapping.FIXED, fd)
+        except OSError as error:
+            os.close(fd)
+            raise DeviceError(f"out of host memory: {error}", 2) from error
+        return fd
+
+    def back_by(self, address: int, size: int, fd: int) -> None:
+        """Let the beginning of a descriptor's memory stand here as well. Raises DeviceError(2)."""
+        try:
+            mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.SHARED | mapping.FIXED, fd)
+        except OSError as error:
+            raise DeviceError(f"out of host memory: {error}", 2) from error
+
+    def move(self, address: int, size: int, to: int) -> None:
+        """Let backed memory stand elsewhere in the reservation. Raises DeviceError(2)."""
+        try:
+            mapping.move(address, size, to)
+        except OSError as error:
+            raise DeviceError(f"memory cannot be moved: {error}", 2) from error
+        self.release(address, size)
 
     def release(self, address: int, size: int) -> None:
         """Give the memory back.

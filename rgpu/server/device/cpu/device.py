@@ -47,6 +47,7 @@ log = structlog.get_logger(__name__)
 
 INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 101, 400, 201, 600
 CLOSE_SECONDS = 5.0
+SETTLED = 10.0  #: seconds that work is waited for which uses memory that is to be mapped twice; the client has waited
 
 
 class CpuDevice:
@@ -108,6 +109,18 @@ class CpuDevice:
 
     def unmap(self, address: int, size: int) -> None:
         self._memory.unmap(address, size)
+
+    def alias(self, address: int, size: int, source: int) -> None:
+        if not self._memory.is_shared(source) and not self._streams.drain(SETTLED):
+            raise DeviceError(f"work uses the memory at {source:#x}, which is to have a second address",
+                              NOT_READY)
+        self._memory.alias(address, size, source)
+
+    def unalias(self, address: int, size: int) -> None:
+        self._memory.unalias(address, size)
+
+    def move_mapping(self, address: int, size: int, to: int) -> None:
+        self._memory.move(address, size, to)
 
     def allocate(self, address: int, size: int) -> None:
         self._memory.allocate(address, size)

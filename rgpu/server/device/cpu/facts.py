@@ -65,8 +65,11 @@ _TURING: dict[int, int] = {
     129: 1,  # unified function pointers
     122: 1,  # stream memory operations, also of 64 bits …
     123: 1,  # … and waits of the form NOR
-    134: -1,  # host NUMA id: none
+    134: 0,  # host NUMA id
     131: -1,
+    99: 1,  # memory can be registered
+    113: 1,  # … to be read only
+    141: 1, 145: 1,  # cuMemCreate on memory of the CPU
 }
 _LAST_ATTRIBUTE = 148
 MOST_PEERS = 30  #: devices that a mask in an attribute speaks of

@@ -11,6 +11,7 @@ same address in every worker (SEMANTICS 12).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ class Memory:
         self._mappings: dict[int, int] = {}
         self._serials: dict[int, int] = {}  #: by address of a mapping
         self._mapped_ever = 0
+        self._aliases: dict[int, tuple[int, int]] = {}  #: address → (size, address of the mapping)
+        self._shared: dict[int, int] = {}  #: address of a mapping that has or had aliases → its memory's descriptor
         self._mapped = RangeTable()
         self._allocations: dict[int, int] = {}
         self._pinned: dict[int, int] = {}
@@ -136,11 +139,74 @@ class Memory:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
             if self.valid.overlaps(address, size):
                 raise DeviceError(f"mapping {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
+            if any(source == address for _, source in self._aliases.values()):
+                raise DeviceError(f"mapping {address:#x}+{size:#x} still has aliases", INVALID_VALUE)
             del self._mappings[address], self._serials[address]
             self._mapped = self._mapped.removed(address, size)
             device = self._of(address)
             self._used[device] -= size
             self._devices[device].release(address, size)
+            if address in self._shared:
+                os.close(self._shared.pop(address))
+
+    def _place(self, address: int, size: int, source: int) -> addressspace.Reservation:
+        """The reservation in which a mapping can be at ``address`` as well. Lock held. Raises :class:`DeviceError`."""
+        device = self._of(address)
+        if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE or device != self._of(source) or not (
+                self._bases[device] <= address <= self._bases[device] + addresses.ALLOCATION_SIZE - size):
+            raise DeviceError(f"{address:#x}+{size:#x} is no range of the device of {source:#x}", INVALID_VALUE)
+        if self._mapped.overlaps(address, size):
+            raise DeviceError(f"mapping {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
+        return self._devices[device]
+
+    def is_shared(self, address: int) -> bool:
+        """Whether the mapping at ``address`` can be given an alias while work uses it."""
+        with self._lock:
+            return address in self._shared
+
+    def alias(self, address: int, size: int, source: int) -> None:
+        """Let the first bytes of the mapping at ``source`` be at ``address``, too. Raises :class:`DeviceError`.
+
+        The first time nothing may write the mapping meanwhile: its memory is made one that can be mapped twice.
+        """
+        with self._lock:
+            whole = self._mappings.get(source, 0)
+            if size > whole:
+                raise DeviceError(f"{source:#x}+{size:#x} is not the beginning of a mapping", INVALID_VALUE)
+            space = self._place(address, size, source)
+            if source not in self._shared:
+                self._shared[source] = space.share(source, whole)
+            space.back_by(address, size, self._shared[source])
+            self._aliases[address] = size, source
+            self._mapped = self._mapped.added(address, size)
+
+    def unalias(self, address: int, size: int) -> None:
+        """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
+        with self._lock:
+            if self._aliases.get(address, (0, 0))[0] != size:
+                raise DeviceError(f"{address:#x}+{size:#x} is not an alias", INVALID_VALUE)
+            if self.valid.overlaps(address, size):
+                raise DeviceError(f"alias {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
+            del self._aliases[address]
+            self._mapped = self._mapped.removed(address, size)
+            self._devices[self._of(address)].release(address, size)
+
+    def move(self, address: int, size: int, to: int) -> None:
+        """Let a mapping, which nothing valid lies in, be at ``to``. Raises :class:`DeviceError`."""
+        with self._lock:
+            if self._mappings.get(address) != size:
+                raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
+            if self.valid.overlaps(address, size):
+                raise DeviceError(f"mapping {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
+            self._place(to, size, address).move(address, size, to)
+            self._mapped = self._mapped.removed(address, size).added(to, size)
+            del self._mappings[address], self._serials[address]
+            self._mapped_ever += 1
+            self._mappings[to], self._serials[to] = size, self._mapped_ever
+            if address in self._shared:
+                self._shared[to] = self._shared.pop(address)
+            self._aliases = {at: (length, to if source == address else source)
+                             for at, (length, source) in self._aliases.items()}
 
     def serial(self, address: int, size: int) -> int | None:
         """Tells one mapping from others that were at the same address; None if nothing is mapped so."""
@@ -314,6 +380,9 @@ class Memory:
         self.valid = self._mapped = RangeTable()
         for device in self._devices:
             device.close()
+        for fd in self._shared.values():
+            os.close(fd)
+        self._shared.clear()
         self._pinned_space.close()
 
 

@@ -147,6 +147,17 @@ class CudaDevice:
         with self._state.in_place.going():
             self.gpus.at(address).memory.unmap(address, size)
 
+    def alias(self, address: int, size: int, source: int) -> None:
+        self.gpus.at(source).memory.alias(address, size, source)
+
+    def unalias(self, address: int, size: int) -> None:
+        self.gpus.at(address).memory.unalias(address, size)
+
+    def move_mapping(self, address: int, size: int, to: int) -> None:
+        with self._state.in_place.going():
+            self.gpus.at(address).memory.move(address, size, to)
+        self.hasher.wrote()
+
     def allocate(self, address: int, size: int) -> None:
         self.gpus.at(address).memory.allocate(address, size)
 

@@ -202,6 +202,18 @@ class Executor:
         """Unmap memory."""
         self.device.unmap(args.address, args.size)
 
+    def memory_alias(self, record: Record, args: Any) -> None:
+        """Give bytes of a mapping a second address."""
+        self.device.alias(args.address, args.size, args.source)
+
+    def memory_unalias(self, record: Record, args: Any) -> None:
+        """Take a second address away."""
+        self.device.unalias(args.address, args.size)
+
+    def memory_move(self, record: Record, args: Any) -> None:
+        """Give a mapping another address."""
+        self.device.move_mapping(args.address, args.size, args.to)
+
     def memory_allocate(self, record: Record, args: Any) -> None:
         """Make an allocation valid."""
         self.device.allocate(args.address, args.size)

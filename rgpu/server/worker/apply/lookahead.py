@@ -31,7 +31,8 @@ from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MA
 
 #: Calls that the driver may answer only when the device has come to rest, or that take a lock others then hold.
 MAY_WAIT = frozenset(BY_NAME[name].id for name in (
-    "context_destroy", "context_limit", "memory_map", "memory_unmap", "module_load", "function_load",
+    "context_destroy", "context_limit", "memory_map", "memory_unmap", "memory_alias", "memory_unalias", "memory_move",
+    "module_load", "function_load",
     "cluster_occupancy", "host_allocate", "host_free", "stream_destroy", "graph_instantiate", "graph_exec_update",
     "graph_exec_destroy", "array_create", "array_destroy", "texture_create", "texture_place", "texture_destroy"))
 PATIENCE = 0.5  #: seconds that such a call is put off for the program's functions; then it is made in a thread

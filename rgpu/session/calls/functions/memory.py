@@ -104,7 +104,8 @@ FUNCTIONS = (
     ),
     function(
         "cuMemHostGetDevicePointer_v2", "CUdeviceptr *pdptr, void *p, unsigned int Flags",
-        "cuMemHostGetDevicePointer 3020", LOCAL, "", "pinned memory is mapped at its own address",
+        "cuMemHostGetDevicePointer 3020", ASYNC, "host_allocate",
+        "allocated memory is mapped at its own address; registered memory at another, when this is asked first",
     ),
     function(
         "cuMemHostGetFlags", "unsigned int *pFlags, void *p", "cuMemHostGetFlags 2030", LOCAL, "",
@@ -116,11 +117,11 @@ FUNCTIONS = (
     ),
     function(
         "cuMemHostRegister_v2", "void *p, size_t bytesize, unsigned int Flags", "cuMemHostRegister 6050", LOCAL,
-        "", "only known to be pinned: it has no device pointer",
+        "", "a kernel has it at another address (cuMemHostGetDevicePointer)",
     ),
     function(
-        "cuMemHostUnregister", "void *p", "cuMemHostUnregister 4000", SYNC, "context_synchronize completed",
-        "after every copy that uses it",
+        "cuMemHostUnregister", "void *p", "cuMemHostUnregister 4000", SYNC,
+        "context_synchronize completed host_free", "after everything that uses it",
     ),
     function(
         "cuMemPrefetchAsync", "CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream",

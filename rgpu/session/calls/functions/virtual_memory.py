@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import ASYNC, LOCAL, SYNC, function
+from rgpu.session.calls.functions.model import LOCAL, SYNC, function
 
 FUNCTIONS = (
     function("cuMemAddressFree", "CUdeviceptr ptr, size_t size", "cuMemAddressFree 10020", LOCAL, "",
@@ -18,7 +18,7 @@ FUNCTIONS = (
         "cuMemCreate",
         "CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long "
         "long flags", "cuMemCreate 10020", LOCAL, "",
-        "counted against the quota; backed when it is mapped",
+        "counted against the quota; backed when it is mapped; memory of the CPU is managed memory to us",
     ),
     function(
         "cuMemExportToShareableHandle",
@@ -56,8 +56,9 @@ FUNCTIONS = (
     function(
         "cuMemMap",
         "CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long"
-        " flags", "cuMemMap 10020", ASYNC, "memory_map memory_allocate",
-        "at one address at a time",
+        " flags", "cuMemMap 10020", SYNC,
+        "context_synchronize memory_map memory_alias memory_move memory_allocate",
+        "at any number of addresses, from the handle's beginning on",
     ),
     function(
         "cuMemMapArrayAsync", "CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream",
@@ -78,7 +79,7 @@ FUNCTIONS = (
     ),
     function(
         "cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020", SYNC,
-        "memory_free memory_free_wait memory_unmap",
+        "memory_free memory_free_wait memory_unalias memory_unmap",
         "awaited while work is unfinished",
     ),
     function(

@@ -26,7 +26,8 @@ ATTRIBUTES = {int(key): row[1] for key, row in NATIVE["devices"]["attributes"].i
 #: path in the recording → why the shim answers otherwise
 ON_PURPOSE: dict[str, str] = {
     **{f"devices/attributes/{n}/1": "the shim does not implement it, so it is not claimed" for n in (
-        89, 103, 107, 112, 114, 116, 117, 119, 121, 124, 125, 128, 129, 141, 142, 144, 145)},
+        89, 103, 107, 112, 114, 116, 117, 119, 121, 124, 125, 128, 129, 142, 144)},
+    "devices/attributes/91/1": "registered memory has another address on the device (cuMemHostGetDevicePointer)",
     **{f"devices/affinity/{n}/0": "execution affinity is not implemented" for n in (0, 1)},
     "modules/bad/newer": "what a target is too new for is the worker's answer, and the peer has none",
     "modules/tex": "texture references are not implemented",

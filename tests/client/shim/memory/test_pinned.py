@@ -95,3 +95,64 @@ def test_a_memset_of_pinned_memory_is_seen_when_it_returns(agent, program):
         tell(steps)
         """).end()
     assert told == [[0, [7, 7, 7, 7, 0, 0, 0, 0], 0, [7, 7, 7, 7, 2, 1, 0, 0], 0, [5, 2, 0, 0, 5], 0, 0, [9, 9, 0, 0]]]
+
+
+def test_registered_memory_has_a_device_pointer_when_it_is_asked_for(agent, program):
+    """A kernel writes what the program has at its own address; each wrong use has the driver's code."""
+    told = program(agent, PINNED + """
+        context()
+        f, memory = kernel(), c.create_string_buffer(20_000)
+        at, other = c.addressof(memory) + 100, c.create_string_buffer(64)
+        register = lambda p, n, flags=0: cu.cuMemHostRegister_v2(P(p), SIZE(n), flags)
+        unregister = lambda p: cu.cuMemHostUnregister(P(p))
+        pointer = U64()
+        def device(p, flags=0):
+            return cu.cuMemHostGetDevicePointer_v2(c.byref(pointer), P(p), flags)
+        wrong = [unregister(at), device(at), register(0, 8), register(at, 0), register(at, 8, 16), register(4096, 64),
+                 register(at, 8, 4)]
+        ok(register(at, 10_000, 3))
+        wrong += [register(at + 5000, 10), register(at, 10_000), unregister(at + 1), cu.cuMemFreeHost(P(at)),
+                  device(at, 1)]
+        flags = c.c_uint()
+        ok(cu.cuMemHostGetFlags(c.byref(flags), P(at)))
+        tell(1)                                         # no mirror was needed yet
+        hear()
+        ok(device(at + 7))
+        inner = pointer.value
+        ok(device(at))
+        first = pointer.value
+        memory.raw = b"p" * 20_000
+        ok(launch(f, first, 9))
+        ok(cu.cuCtxSynchronize())
+        seen = [memory.raw[99], memory.raw[100], memory.raw[101], memory.raw[10_100]]
+        host, kind = P(), c.c_uint()
+        ok(cu.cuPointerGetAttribute(c.byref(host), 4, U64(first + 3)))
+        ok(cu.cuPointerGetAttribute(c.byref(kind), 2, U64(first)))
+        ok(unregister(at))
+        tell([wrong, flags.value, inner - first, (first - at) % 4096, seen, host.value - at, kind.value,
+              unregister(at), cu.cuMemsetD8_v2(U64(first), 1, SIZE(1))])
+        """)
+    told.hear()
+    assert "host_allocate" not in agent.names()
+    told.tell()
+    wrong, flags, inner, alignment, seen, host, kind, again, gone = told.hear()
+    told.end()
+    assert wrong == [713, 1, 1, 1, 1, 1, 801, 712, 712, 713, 1, 1]
+    assert (flags, inner, alignment, host, kind, again, gone) == (3, 7, 0, 3, 1, 713, 1)
+    assert seen[0] == seen[3] == ord("p") and seen[1] == ord("p") + 9
+    assert agent.names().count("host_allocate") == agent.names().count("host_free") == 1
+
+
+def test_a_context_leaves_registered_memory_with_what_kernels_wrote(agent, program):
+    told = program(agent, """
+        context()
+        memory, pointer = c.create_string_buffer(4096), U64()
+        at = c.addressof(memory)
+        ok(cu.cuMemHostRegister_v2(P(at), SIZE(4096), 2))
+        ok(cu.cuMemHostGetDevicePointer_v2(c.byref(pointer), P(at), 0))
+        ok(launch(kernel(), pointer.value, 6))
+        ok(cu.cuDevicePrimaryCtxReset_v2(0))
+        tell(memory.raw[0])
+        """).end()
+    assert told == [6]
+    assert agent.names().count("host_free") == 1

@@ -196,19 +196,6 @@ def test_mapped_memory_travels_both_ways(agent, program):
     assert agent.names().count("host_mirror_read") == 1
 
 
-def test_registered_memory(agent, program):
-    told = program(agent, """
-        context()
-        host = c.create_string_buffer(10000)
-        d = U64()
-        at = c.addressof(host)
-        tell([cu.cuMemHostRegister_v2(P(at), SIZE(10000), 0), cu.cuMemHostRegister_v2(P(at + 5000), SIZE(10), 0),
-              cu.cuMemHostGetDevicePointer_v2(c.byref(d), P(at), 0), cu.cuMemHostUnregister(P(at)),
-              cu.cuMemHostUnregister(P(at))])
-        """).end()
-    assert told == [[0, 712, 801, 0, 713]]
-
-
 def test_context_destruction_frees_what_it_owns(agent, program):
     told = program(agent, """
         context()

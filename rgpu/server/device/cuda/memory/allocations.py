@@ -61,6 +61,7 @@ class Memory:
             raise DeviceError(f"the driver reserved 0x{int(reserved):x} instead of 0x{self.base:x}: is another session "
                               "in this process?", 2)
         self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
+        self.aliases: dict[int, tuple[int, int]] = {}  #: address → (size, address of the mapping)
         self.allocations: dict[int, int] = {}
         self._serials: dict[int, int] = {}  #: address → which physical allocation is mapped there
         self._next_serial = itertools.count(1)
@@ -82,9 +83,7 @@ class Memory:
         prop.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         handle = check(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
         try:
-            check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
-            check(driver.cuMemSetAccess(address, size, [access(user) for user in self.users], len(self.users)),
-                  "cuMemSetAccess")
+            self._put(address, size, handle)
         except DeviceError:
             driver.cuMemRelease(handle)
             raise
@@ -122,17 +121,73 @@ class Memory:
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap memory as it was mapped. Raises :class:`DeviceError`."""
-        entry = self.maps.get(address)
-        if entry is None or entry[0] != size:
-            raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+        entry = self._entry(address, size, "unmap")
+        if any(source == address for _, source in self.aliases.values()):
+            raise DeviceError(f"unmap of 0x{address:x} + {size}: it has aliases", CUDA_ERROR_INVALID_VALUE)
         self.zeroing.settle()
         with self._lock:
             check(driver.cuMemUnmap(address, size), "cuMemUnmap")
             check(driver.cuMemRelease(entry[1]), "cuMemRelease")
             del self.maps[address], self._serials[address]
             self._used -= size
+        self._free_in(address, size)
+
+    def _entry(self, address: int, size: int, what: str) -> tuple[int, object]:
+        """A mapping as it was made. Raises :class:`DeviceError`."""
+        entry = self.maps.get(address)
+        if entry is None or entry[0] != size:
+            raise DeviceError(f"{what} of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+        return entry
+
+    def _free_in(self, address: int, size: int) -> None:
         for start in [at for at in self.allocations if address <= at < address + size]:
             self.free(start)
+
+    def _put(self, address: int, size: int, handle: object) -> None:
+        """Map a handle's first bytes, for all who reach the memory. Raises :class:`DeviceError`."""
+        check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
+        try:
+            check(driver.cuMemSetAccess(address, size, [access(user) for user in self.users], len(self.users)),
+                  "cuMemSetAccess")
+        except DeviceError:
+            driver.cuMemUnmap(address, size)
+            raise
+
+    def alias(self, address: int, size: int, source: int) -> None:
+        """Map the first bytes of the mapping at ``source`` at ``address``, too. Raises :class:`DeviceError`."""
+        whole, handle = self.maps.get(source, (0, None))
+        if size <= 0 or size > whole or address % GRANULE or size % GRANULE:
+            raise DeviceError(f"alias of 0x{source:x} + {size}: no mapping begins there", CUDA_ERROR_INVALID_VALUE)
+        if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
+            raise DeviceError(f"alias 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
+        self.zeroing.settle()  # what comes to the alias comes behind the zeros
+        self._put(address, size, handle)
+        with self._lock:
+            self.aliases[address] = size, source
+
+    def unalias(self, address: int, size: int) -> None:
+        """Unmap an alias as it was made. Raises :class:`DeviceError`."""
+        if self.aliases.get(address, (0, 0))[0] != size:
+            raise DeviceError(f"end of the alias 0x{address:x} + {size}: there is none", CUDA_ERROR_INVALID_VALUE)
+        with self._lock:
+            check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+            del self.aliases[address]
+        self._free_in(address, size)
+
+    def move(self, address: int, size: int, to: int) -> None:
+        """Map the physical memory of a mapping at ``to`` instead. Raises :class:`DeviceError`."""
+        entry = self._entry(address, size, "move")
+        if to % GRANULE or not self.base <= to <= to + size <= self.base + ALLOCATION_SIZE:
+            raise DeviceError(f"move to 0x{to:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
+        self.zeroing.settle()
+        with self._lock:
+            self._put(to, size, entry[1])
+            check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+            del self.maps[address], self._serials[address]
+            self.maps[to], self._serials[to] = entry, next(self._next_serial)
+            self.aliases = {at: (length, to if source == address else source)
+                            for at, (length, source) in self.aliases.items()}
+        self._free_in(address, size)
 
     def allocate(self, address: int, size: int) -> None:
         """Make a sub-range of mapped memory valid."""
@@ -147,6 +202,9 @@ class Memory:
 
     def close(self) -> None:
         """Unmap everything and give the address range back."""
+        for address, (size, _) in list(self.aliases.items()):
+            driver.cuMemUnmap(address, size)
+        self.aliases.clear()
         for address, (size, handle) in list(self.maps.items()):
             driver.cuMemUnmap(address, size)
             driver.cuMemRelease(handle)
