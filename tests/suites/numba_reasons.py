@@ -16,13 +16,6 @@ class Known:
 
 
 KNOWN: tuple[Known, ...] = (
-    Known("memory registered by cuMemHostRegister has no device pointer", (
-        "cudadrv.test_cuda_memory.TestCudaMemory.test_pinned_memory",
-        "cudadrv.test_deallocations.TestDeallocation.test_del_mapped_contextmanager",
-    )),
-    Known("registers again what the test before it, which failed, left registered", (
-        "cudadrv.test_deallocations.TestDeallocation.test_del_pinned_contextmanager",
-    ), sometimes=True),
     Known("IPC of device memory is refused", (
         "cudapy.test_ipc.TestIpcMemory.*", "cudapy.test_ipc.TestIpcStaged.*",
     )),
