@@ -307,3 +307,32 @@ def test_whether_compression_pays() -> None:
     assert not decide(Probe(0.4, 1e9), 3e9).compress, "the link is faster than the compressor"
     near = Probe(0.5, 1e9)
     assert not decide(near, 4.5e8).compress and decide(near, 4.5e8, compressing=True).compress, "it flickers"
+
+
+class ReaderBehindAClose(Link):
+    """The reader of each lane meets the descriptor that was closed under it, not the end of the stream."""
+
+    def connect(self) -> tuple[Any, Any]:
+        near, far = super().connect()
+        receive = far.recv
+
+        def recv(*args: Any, **options: Any) -> Any:
+            try:
+                return receive(*args, **options)
+            except LinkError:
+                raise LinkError("the connection broke: [Errno 9] Bad file descriptor") from None
+
+        far.recv = recv  # type: ignore[method-assign]
+        return near, far
+
+
+def test_a_lane_that_the_destination_closes_is_no_failure() -> None:
+    link = ReaderBehindAClose(filled(), PlainDevice(), lanes=2)
+    link.sender.begin("s", "m")
+    link.sender.round()
+    link.receiver.close_lanes()
+    for thread in link.lane_threads:
+        thread.join(10)
+    link.thread.join(1)  # it would have heard of it by now
+    assert link.lane_threads and link.thread.is_alive() and not link.errors
+    link.close()
