@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from rgpu.client.run.known_nodes import KnownNodes
+from rgpu.client.run.pool_clock import PoolClock
 from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
 from rgpu.link.control import ControlClient
 from rgpu.link.data import proofs
@@ -37,8 +38,14 @@ class Grant:
 
     ticket: bytes
     secret: bytes = field(repr=False)
-    expires: float = 0.0  #: unix seconds
+    expires: float = 0.0  #: unix seconds, of the pool's clock
     keys: KeyPair | None = None  #: the agent's, whose own tickets are taken by all but nodes of the previous version
+    clock: PoolClock = field(default_factory=PoolClock, repr=False)
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the ticket is good still."""
+        return self.expires - self.clock.now()
 
     def at(self, owner: Owner, session: str) -> tuple[bytes, bytes]:
         """Ticket and secret for one connection to ``owner``. Raises :class:`AuthenticationFailed` for a key of its that
@@ -46,7 +53,7 @@ class Grant:
         """
         if self.keys is None or not owner.public:
             return self.ticket, self.secret
-        made = proofs.prove(self.keys, owner.public, session)
+        made = proofs.prove(self.keys, owner.public, session, now=self.clock.now())
         return made.ticket, made.secret
 
 
@@ -62,6 +69,7 @@ class Desk:
         self._keys = keys
         self._make = make
         self.nodes = KnownNodes(endpoints, described or (lambda: []), time.monotonic(), learned)
+        self.clock = PoolClock()
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="control")
         self._closed = False
@@ -108,6 +116,7 @@ class Desk:
                 self._idle.put(client)
         if isinstance(result, dict):
             self.nodes.named(result.get("endpoints"), time.monotonic())
+            self.clock.learn(result.get("time"))
         return result
 
     def ask_nodes(self) -> None:
@@ -135,7 +144,9 @@ class Desk:
 
     def grant(self, reply: dict[str, Any]) -> Grant:
         """Read what lets the agent attach out of a node's reply."""
-        return grant(reply, self._keys)
+        latest = self.clock.now() + LIFETIME  # for a node that names no time, and whose clock is ahead of this one
+        return Grant(bytes(reply["ticket"]), bytes(reply["secret"]),
+                     min(float(reply.get("expires") or latest), latest), self._keys, self.clock)
 
     def quietly(self, verb: str, args: dict[str, Any], timeout: float = 10.0) -> bool:
         """A call whose failure is only logged."""
@@ -173,11 +184,3 @@ def owner(reply: dict[str, Any]) -> Owner:
     host, port = reply["address"]
     return Owner(str(reply["owner"]), (str(host), int(port)), int(reply["epoch"]), bool(reply.get("alive", True)),
                  str(reply.get("public") or ""))
-
-
-def grant(reply: dict[str, Any], keys: KeyPair | None = None) -> Grant:
-    """Read what lets the agent with ``keys`` attach out of a node's reply."""
-    # By this clock: one that is an hour behind the pool's would take the ticket for good an hour too long.
-    latest = time.time() + LIFETIME
-    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), min(float(reply.get("expires") or latest), latest),
-                 keys)

@@ -150,7 +150,7 @@ class Upkeep:
 
     # -- tickets ------------------------------------------------------------------------
     def _renew(self, now: float) -> None:
-        if now >= self._next_renewal and self._shipper.grant.expires - time.time() < RENEW_BEFORE:
+        if now >= self._next_renewal and self._shipper.grant.seconds_left < RENEW_BEFORE:
             self._next_renewal = now + RENEW_RETRY
             self.renew_now(now)
 

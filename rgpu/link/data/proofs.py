@@ -28,13 +28,14 @@ _PAIR = "rgpu 2026 data link: agent and node"
 _OF_NODE = "rgpu 2026 data link: a node's own tickets"
 
 
-def prove(agent: KeyPair, node: str, session: str) -> Granted:
+def prove(agent: KeyPair, node: str, session: str, *, now: float | None = None) -> Granted:
     """A ticket for ``calls`` of one session at the node with that public key (Z85).
 
+    ``now``: unix seconds by the node's clock, which judges it; this machine's if none are given.
     Raises :class:`AuthenticationFailed` for what is no key.
     """
     key = _pair_key(agent, node, agent.public, node)
-    return issue(key, session, agent.public, "calls", lifetime=SECONDS, version=BY_AGENT)
+    return issue(key, session, agent.public, "calls", lifetime=SECONDS, now=now, version=BY_AGENT)
 
 
 def check(node: KeyPair, data: bytes, purpose: str) -> Ticket:

@@ -126,7 +126,7 @@ def test_what_is_no_way_in(pool: LocalPool) -> None:
     assert not laptop.files()
 
 
-@pytest.mark.parametrize("off", [3600, pytest.param(-3600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("off", [3600, -3600])
 def test_clocks_an_hour_apart(pool: LocalPool, tmp_path: Path, off: int) -> None:
     """A login has no time in it but the pool's: it works, and says what it saw; programs run."""
     laptop = Laptop(pool, "laptop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rgpu.link import versions
@@ -30,7 +31,8 @@ class Attachments:
         node = nodes.get(record.owner or "")
         value: dict[str, Any] = {"session": record.name, "owner": record.owner, "epoch": record.epoch,
                                  "state": record.state, "reason": record.reason, "alive": node is not None,
-                                 "recover": record.recover, "endpoints": await self.endpoints(nodes)}
+                                 "recover": record.recover, "endpoints": await self.endpoints(nodes),
+                                 "time": time.time()}
         if node is not None and record.state in ("running", "moving"):
             host, _, port = node.data.rpartition(":")
             value["address"] = [host, int(port)]
