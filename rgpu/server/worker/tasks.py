@@ -201,11 +201,15 @@ class Tasks:
         store. ``rate``: bytes/s to the store, 0: as fast as it goes.
 
         Raises :class:`Refused` while another checkpoint of the session is being
-        written or it is being sent away, and when the checkpoint had to give way.
+        written or it is being sent away, while something of it cannot be read (``pins``), and when the checkpoint had
+        to give way.
         """
         if why := stuck(self.runtime.device):
             close_all(fds)
             raise Refused(f"the session's work does not end: {why}")
+        if pins := self.runtime.device.pins():  # a checkpoint would lack it, and so would what is recovered from one
+            close_all(fds)
+            raise Refused(f"a checkpoint would not hold all of the session: {'; '.join(pins)}")
         with contextlib.ExitStack() as held:
             checkpoints = held.enter_context(granted(store, fds)) if self._checkpoints is None else None
             try:

@@ -67,7 +67,8 @@ API Result cuMemCreate(unsigned long long *handle, size_t size, const void *, un
 API Result cuMemRelease(unsigned long long handle) { return close(static_cast<int>(handle)) ? 1 : 0; }
 API Result cuMemMap(Ptr at, size_t size, size_t offset, unsigned long long handle, unsigned long long) {
     struct stat found;
-    if (offset || fstat(static_cast<int>(handle), &found) || size > static_cast<size_t>(found.st_size)) return 1;
+    if (fstat(static_cast<int>(handle), &found)) return 1;
+    if (offset || size != static_cast<size_t>(found.st_size)) return 801;  // as driver 580.159.04
     void *got = mmap(reinterpret_cast<void *>(at), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
                      static_cast<int>(handle), 0);
     return got == reinterpret_cast<void *>(at) ? 0 : 2;

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -64,9 +65,24 @@ struct Raw {
   std::uint64_t clock = 0, sent = 0, came = 0;
 };
 
-// What is to be added to a worker's time: the estimate of the exchange with the least round trip (RFC 5905).
-struct Clock {
-  std::int64_t offset = 0, round_trip = INT64_MAX;
+// What is to be added to a worker's time. Each exchange bounds it (RFC 5905): its call was received after it was sent,
+// its answer came after it was given. Within the bounds of all, no record leaves those of its own call, and what one
+// stream did stays in its order. Bounds that exclude each other are those of a clock that drifts: the newest count.
+class Clock {
+ public:
+  void tell(std::int64_t least, std::int64_t most) {
+    least_ = std::max(least_, least), most_ = std::min(most_, most);
+    if (least_ > most_) least_ = least, most_ = most;
+  }
+  // The middle; once it was used it stays as long as it can, for records of now to stand right beside those of before.
+  std::int64_t offset() {
+    if (!used_ || *used_ < least_ || *used_ > most_) used_ = least_ + (most_ - least_) / 2;
+    return *used_;
+  }
+
+ private:
+  std::int64_t least_ = INT64_MIN, most_ = INT64_MAX;
+  std::optional<std::int64_t> used_;
 };
 
 struct State {
@@ -213,14 +229,13 @@ bool spans_of(const Answer& answer, Head& head, std::vector<Span>& spans) {
   return true;
 }
 
-// To our clock; within the time from when it was asked for to when its answer came, since the estimate may be wrong by
-// half a round trip.
-void bring_over(const State& s, Raw& raw) {  // lock held
+// To our clock; within the time from when it was asked for to when its answer came, should the clocks have drifted.
+void bring_over(State& s, Raw& raw) {  // lock held
   const auto found = s.clocks.find(raw.clock);
   if (raw.clock == 0 || found == s.clocks.end()) return;
   Entry& e = raw.entry;
   const std::uint64_t length = e.end - e.start;
-  e.start += static_cast<std::uint64_t>(found->second.offset);
+  e.start += static_cast<std::uint64_t>(found->second.offset());
   if (e.start + length > raw.came) e.start = raw.came - std::min(length, raw.came);
   e.start = std::max(e.start, raw.sent);
   e.end = e.start + length;
@@ -347,10 +362,8 @@ void answered(const Answer& answer) {
              static_cast<unsigned long long>(answer.seq));
     return;
   }
-  Clock& clock = s.clocks[head.clock];
-  const std::int64_t out = static_cast<std::int64_t>(pending.sent) - head.received;
-  const std::int64_t back = static_cast<std::int64_t>(came) - head.answered;
-  if (back - out < clock.round_trip) clock = {(out + back) / 2, back - out};
+  s.clocks[head.clock].tell(static_cast<std::int64_t>(pending.sent) - head.received,
+                            static_cast<std::int64_t>(came) - head.answered);
   std::uint64_t place = 0;
   for (const Span& span : spans) {
     Raw raw{pending.entry, head.clock, pending.sent, came};

@@ -101,7 +101,7 @@ void keep(Virtual& v, Physical& physical, std::uint64_t address) {
   v.kept[address] = &physical;
 }
 
-// The first `size` bytes of the handle at `address` as well. Each piece is an alias of one mapping.
+// The bytes of the handle at `address` as well. Each piece is an alias of one mapping.
 CUresult publish_alias(Section& section, const Physical& physical, std::uint64_t address, std::uint64_t size) {
   for (std::uint64_t done = 0; done < size; done += kLargestMapping) {
     wire::MemoryAlias call{};
@@ -197,9 +197,13 @@ CUresult unmap_one(std::uint64_t address) {
   return end_if_unused(section, v, *physical);
 }
 
-// What a mapping must fulfil. Lock held; `physical` is the handle's.
-CUresult check_mapping(Virtual& v, std::uint64_t address, std::uint64_t size, const Physical* physical) {
-  if (!physical || size > physical->size || !in_reservation(v, address, size)) return CUDA_ERROR_INVALID_VALUE;
+// What a mapping must fulfil, in the driver's order (580.159.04): handles are mapped whole. Lock held; `physical` is the
+// handle's.
+CUresult check_mapping(Virtual& v, std::uint64_t address, std::uint64_t size, std::uint64_t offset,
+                       const Physical* physical) {
+  if (!physical || !size) return CUDA_ERROR_INVALID_VALUE;
+  if (size != physical->size || offset) return CUDA_ERROR_NOT_SUPPORTED;
+  if (address % kGranule || !in_reservation(v, address, size)) return CUDA_ERROR_INVALID_VALUE;
   auto next = v.mapped.lower_bound(address);
   if (next != v.mapped.end() && next->first < address + size) return CUDA_ERROR_INVALID_VALUE;
   auto before = at_or_before(v.mapped, address);
@@ -208,8 +212,8 @@ CUresult check_mapping(Virtual& v, std::uint64_t address, std::uint64_t size, co
 
 // The bytes stand on the server when this returns, at `address` among other places. Lock held.
 CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint64_t address, std::uint64_t size) {
-  const bool whole = size == physical.size, homeless = !physical.home();
-  const bool at_home = whole && (homeless || physical.kept == address || (physical.kept && !physical.aliases));
+  const bool homeless = !physical.home();
+  const bool at_home = homeless || physical.kept == address || (physical.kept && !physical.aliases);
   if (CUresult r = clear_of_kept(section, v, address, size, at_home ? &physical : nullptr); r) return r;
   Mapped made{size, &physical, v.next_id++, {}, !at_home};
   if (at_home) {
@@ -243,8 +247,8 @@ CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint
 // Memory of the CPU is managed memory to us: one address on both sides, and what is newest at one of them is brought to
 // the other (managed/). That has one address in the program.
 CUresult map_for_host(Virtual& v, Physical& physical, std::uint64_t address, std::uint64_t size) {
-  if (physical.mapped || size != physical.size) {
-    log_once("vmm host alias", "cuMemMap: memory of the CPU is mapped whole, at one address at a time");
+  if (physical.mapped) {
+    log_once("vmm host alias", "cuMemMap: memory of the CPU is mapped at one address at a time");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   Context* context = current_context();
@@ -343,13 +347,13 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmem
 CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
   if (CUresult r = require(); r) return r;
-  if (!whole_granules(size) || ptr % kGranule || offset || flags) return CUDA_ERROR_INVALID_VALUE;
+  if (flags) return CUDA_ERROR_INVALID_VALUE;
   Virtual& v = virtual_memory();
   std::lock_guard changes(v.changes);
   Physical* physical = find_physical(handle);
   {
     std::shared_lock guard(v.lock);
-    if (CUresult r = check_mapping(v, ptr, size, physical); r) return r;
+    if (CUresult r = check_mapping(v, ptr, size, offset, physical); r) return r;
   }
   if (physical->in_host()) return map_for_host(v, *physical, ptr, size);
   if (CUresult r = settle_before_alias(*physical); r) return r;

@@ -165,14 +165,14 @@ class Memory:
             return address in self._shared
 
     def alias(self, address: int, size: int, source: int) -> None:
-        """Let the first bytes of the mapping at ``source`` be at ``address``, too. Raises :class:`DeviceError`.
+        """Let the mapping at ``source``, all ``size`` bytes of it, be at ``address``, too. Raises :class:`DeviceError`.
 
         The first time nothing may write the mapping meanwhile: its memory is made one that can be mapped twice.
         """
         with self._lock:
             whole = self._mappings.get(source, 0)
-            if size > whole:
-                raise DeviceError(f"{source:#x}+{size:#x} is not the beginning of a mapping", INVALID_VALUE)
+            if size != whole:
+                raise DeviceError(f"{source:#x}+{size:#x} is not a mapping", INVALID_VALUE)
             space = self._place(address, size, source)
             if source not in self._shared:
                 self._shared[source] = space.share(source, whole)

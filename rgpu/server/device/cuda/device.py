@@ -40,6 +40,7 @@ from rgpu.server.device.cuda.memory.zeroing import Zeroing
 from rgpu.server.device.cuda.ordered import OrderedWork
 from rgpu.server.device.cuda.state import StateBytes
 from rgpu.server.device.cuda.work import modules, tensormap
+from rgpu.server.device.cuda.work.binaries import Trait
 from rgpu.server.device.cuda.work.graphs import Graphs
 from rgpu.server.device.cuda.work.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.work.loaded import LoadedModules
@@ -235,7 +236,7 @@ class CudaDevice:
         except DeviceError:
             modules.unload(loaded)
             raise
-        if loaded.prints and self.text is not None:
+        if loaded.traits & Trait.PRINTS and self.text is not None:
             self.text.loaded()
         self._modules.add(module, loaded, device)
         return loaded.table, text
@@ -317,7 +318,7 @@ class CudaDevice:
         self._work.call("graph_launch", seq, exec=graph, stream=stream)
 
     def _graph_made(self, graph: int, executable: Any, nodes: Sequence[Node]) -> None:
-        self.engine.add_graph(graph, int(executable), self._modules.may_print(nodes))
+        self.engine.add_graph(graph, int(executable), self._modules.traits(nodes))
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """The bytes are taken when this returns."""

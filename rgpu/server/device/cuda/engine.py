@@ -67,7 +67,7 @@ def _library() -> ctypes.CDLL:
         "add_context": (None, e, q, p), "remove_context": (None, e, q), "mark_context": (i, e, p, q),
         "add_stream": (None, e, q, p, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
         "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z, i),
-        "printing_launches": (q, e), "remove_module": (None, e, q), "add_graph": (None, e, q, p, i),
+        "printing_launches": (q, e), "allocated": (i, e), "remove_module": (None, e, q), "add_graph": (None, e, q, p, i),
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
         "passed": (None, e, q),
@@ -219,14 +219,15 @@ class Engine:
         if size and not self.contains(address, size):
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
-    def load_functions(self, module: int, handles: list[int], sizes: list[int], prints: bool) -> None:
+    def load_functions(self, module: int, handles: list[int], sizes: list[int], traits: int) -> None:
         """The functions of a module in the order of its table, with the size of each one's parameters.
 
-        ``prints``: they may print; launches of such are counted (``printing_launches``).
+        ``traits``: of :class:`rgpu.server.device.cuda.work.binaries.Trait`; launches of those that may print are
+        counted (``printing_launches``), one that may allocate is noted (``allocated``).
         """
         count = len(handles)
         self._lib.rge_add_module(self._engine, module, (c_void_p * count)(*handles), (c_uint32 * count)(*sizes), count,
-                                 prints)
+                                 traits)
 
     # -- progress ---------------------------------------------------------------------
     def progress(self) -> tuple[set[int], dict[int, int]]:

@@ -261,21 +261,21 @@ def test_range_table(script: list[tuple[bool, int, int]]) -> None:
 def test_one_mapping_at_several_addresses(client: Client) -> None:
     """Bytes that were there before stay; copies see the same at each; it is one region, and moves as one."""
     device, base = client.device, DEVICE_BASE + 64 * GRANULE
-    alias, part, elsewhere = (base + n * 4 * GRANULE for n in (1, 2, 3))
+    alias, second, elsewhere = (base + n * 4 * GRANULE for n in (1, 2, 3))
     device.map(base, 2 * GRANULE)
     device.write(base + GRANULE, b"before")
     device.alias(alias, 2 * GRANULE, base)
-    device.alias(part, GRANULE, base)
-    for address, size in ((base, 2 * GRANULE), (alias, 2 * GRANULE), (part, GRANULE)):
+    device.alias(second, 2 * GRANULE, base)
+    for address, size in ((base, 2 * GRANULE), (alias, 2 * GRANULE), (second, 2 * GRANULE)):
         device.allocate(address, size)
     assert client.read(alias + GRANULE, 6) == b"before"
-    client.write(part + 100, b"through the part")
-    client.device.copy(990, 0, alias + 512, 16, part + 100, 16, 16, 1)
+    client.write(second + 100, b"through a second")
+    client.device.copy(990, 0, alias + 512, 16, second + 100, 16, 16, 1)
     assert client.synchronize() == 0
-    assert client.read(base + 100, 16) == client.read(base + 512, 16) == b"through the part"
+    assert client.read(base + 100, 16) == client.read(base + 512, 16) == b"through a second"
     used = device.regions()
-    assert Region(base, 2 * GRANULE, "mapped") in used and not {alias, part} & {region.address for region in used}
-    for wrong in ((elsewhere, 4 * GRANULE, base), (elsewhere, GRANULE, base + GRANULE), (elsewhere + 1, GRANULE, base),
+    assert Region(base, 2 * GRANULE, "mapped") in used and not {alias, second} & {region.address for region in used}
+    for wrong in ((elsewhere, 4 * GRANULE, base), (elsewhere, GRANULE, base), (elsewhere, GRANULE, base + GRANULE), (elsewhere + 1, GRANULE, base),
                   (alias, GRANULE, base), (PINNED_BASE, GRANULE, base)):
         refused(1, device.alias, *wrong)
     refused(1, device.unmap, base, 2 * GRANULE)
@@ -285,10 +285,10 @@ def test_one_mapping_at_several_addresses(client: Client) -> None:
     device.free(base)
     device.move_mapping(base, 2 * GRANULE, elsewhere)
     device.map(base, GRANULE)
-    device.write(part, b"moved")
+    device.write(second, b"moved")
     assert bytes(device.read(elsewhere, 5)) == bytes(device.read(alias, 5)) == b"moved"
     assert not any(device.read(base, GRANULE))
-    for address, size in ((alias, 2 * GRANULE), (part, GRANULE)):
+    for address, size in ((alias, 2 * GRANULE), (second, 2 * GRANULE)):
         device.free(address)
         device.unalias(address, size)
     device.unmap(elsewhere, 2 * GRANULE)

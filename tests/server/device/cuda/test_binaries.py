@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from rgpu.server.device.cuda.work import binaries
-from rgpu.server.device.cuda.work.binaries import Variable
+from rgpu.server.device.cuda.work.binaries import Trait, Variable
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -111,3 +111,16 @@ def test_hostile_binaries_are_no_crash(cubin: bytes) -> None:
     for length in range(4, len(binary), 97):
         with pytest.raises(DeviceError):
             binaries.chosen(binary[:length], (9, 0))
+
+
+@pytest.mark.parametrize("architecture", [b"sm_90", b"compute_75"])
+@pytest.mark.parametrize("body, wanted", [
+    (b"p[0] = malloc(8);", Trait.ALLOCATES), (b"p[0] = new int[4];", Trait.ALLOCATES), (b"p[0] = nullptr;", Trait(0)),
+    (b"printf(\"malloc\");", Trait.PRINTS), (b"p[0] = malloc(8); printf(\"\");", Trait.PRINTS | Trait.ALLOCATES),
+    (b"free(p[0]);", Trait(0)), (b"malloc_of_ours(p);", Trait(0))])
+def test_what_kernels_may_do(architecture: bytes, body: bytes, wanted: Trait) -> None:
+    ours = b"__device__ __noinline__ void malloc_of_ours(void** p) { p[1] = p[0]; }\n"
+    code = compiled(ours + b'extern "C" __global__ void k(void** p) { ' + body + b" }", architecture)
+    assert binaries.traits(code) == wanted
+    cut = binaries.traits(code[:len(code) // 2])
+    assert architecture != b"sm_90" or not cut & Trait.ALLOCATES

@@ -154,10 +154,13 @@ class Memory:
             raise
 
     def alias(self, address: int, size: int, source: int) -> None:
-        """Map the first bytes of the mapping at ``source`` at ``address``, too. Raises :class:`DeviceError`."""
+        """Map the bytes of the mapping at ``source`` at ``address``, too. Raises :class:`DeviceError`.
+
+        All ``size`` bytes of it: the driver maps no part of a physical allocation.
+        """
         whole, handle = self.maps.get(source, (0, None))
-        if size <= 0 or size > whole or address % GRANULE or size % GRANULE:
-            raise DeviceError(f"alias of 0x{source:x} + {size}: no mapping begins there", CUDA_ERROR_INVALID_VALUE)
+        if size <= 0 or size != whole or address % GRANULE or size % GRANULE:
+            raise DeviceError(f"alias of 0x{source:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
         if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
             raise DeviceError(f"alias 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
         self.zeroing.settle()  # what comes to the alias comes behind the zeros

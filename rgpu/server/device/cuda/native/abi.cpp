@@ -38,15 +38,16 @@ RGPU_API void rge_add_event(Engine *e, uint64_t number, void *handle) { e->add_e
 RGPU_API void rge_remove_event(Engine *e, uint64_t number) { e->remove_event(number); }
 RGPU_API uint64_t rge_event_recorded(Engine *e, uint64_t number) { return e->event_recorded(number); }
 RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, const uint32_t *sizes, size_t count,
-                             int prints) {
+                             int traits) {
     std::vector<rgpu::Function> functions(count);
-    for (size_t i = 0; i < count; ++i) functions[i] = {handles[i], sizes[i], prints != 0};
+    for (size_t i = 0; i < count; ++i) functions[i] = {handles[i], sizes[i], traits};
     e->add_module(number, functions.data(), count);
 }
 RGPU_API uint64_t rge_printing_launches(Engine *e) { return e->printing_launches(); }
+RGPU_API int rge_allocated(Engine *e) { return e->allocated(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
-RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int prints) {
-    e->add_graph(number, {handle, prints != 0});
+RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int traits) {
+    e->add_graph(number, {handle, traits});
 }
 RGPU_API void rge_remove_graph(Engine *e, uint64_t number) { e->remove_graph(number); }
 RGPU_API void rge_add_range(Engine *e, uint64_t address, uint64_t size) { e->add_range(address, size); }

@@ -47,7 +47,8 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     Stream *on = stream(call.stream);
     if (!on) return kInvalidHandle;
     if (call.parameters.size < function.parameters || call.attributes.size % sizeof(LaunchAttribute)) return kInvalidValue;
-    const Counted counted(function.prints ? &printing_launches_ : nullptr);
+    const Counted counted(function.traits & kPrints ? &printing_launches_ : nullptr);
+    if (function.traits & kAllocates) allocated_.store(true, std::memory_order_release);
     on->giving = {seq, call.module, call.function};
     size_t size = call.parameters.size;
     void *extra[] = {reinterpret_cast<void *>(1), const_cast<void *>(call.parameters.data),  // buffer pointer
@@ -82,7 +83,8 @@ CUresult Engine::launch_graph(const wire::GraphLaunch &call, uint64_t seq) {
     auto found = graphs_.find(call.exec);
     Stream *on = stream(call.stream);
     if (found == graphs_.end() || !on) return kInvalidHandle;
-    const Counted counted(found->second.prints ? &printing_launches_ : nullptr);
+    const Counted counted(found->second.traits & kPrints ? &printing_launches_ : nullptr);
+    if (found->second.traits & kAllocates) allocated_.store(true, std::memory_order_release);
     on->giving = {seq, kGraph, 0};
     return keep(*on, driver_.graph_launch(found->second.handle, on->handle), seq);
 }

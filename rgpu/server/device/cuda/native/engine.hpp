@@ -107,15 +107,17 @@ struct EventWait {  // a call that waits for an event's record
     uint64_t stream, tick;
 };
 
+constexpr int kPrints = 1, kAllocates = 2;  // what kernels may do: printf; malloc from the context's heap
+
 struct Function {
     CUfunction handle = nullptr;
     uint32_t parameters = 0;  // bytes of its parameter block
-    bool prints = false;      // its module's kernels may print
+    int traits = 0;           // of its module's kernels: kPrints, kAllocates
 };
 
 struct Graph {
     CUgraphExec handle = nullptr;
-    bool prints = false;  // one of its kernels may
+    int traits = 0;  // of its kernels
 };
 
 enum class Outcome { applied, interrupted, opened, handed };
@@ -195,6 +197,7 @@ class Engine {
     void remove_graph(uint64_t number) { graphs_.erase(number); }
     // Counts up before and behind each launch of a kernel that may print: who saw the same even number twice missed none.
     uint64_t printing_launches() const { return printing_launches_.load(std::memory_order_acquire); }
+    bool allocated() const { return allocated_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
     bool remove_range(CUdeviceptr address);
     bool contains(CUdeviceptr address, uint64_t size);
@@ -373,6 +376,7 @@ class Engine {
     std::atomic<int> interrupts_{0};
     std::atomic<int> error_{0}, broken_{0};
     std::atomic<uint64_t> printing_launches_{0};  // of kernels that may print, twice each: odd while one is being given
+    std::atomic<bool> allocated_{false};  // a kernel that may allocate was given
     uint64_t bugs_ = 0, bug_seq_ = 0;
     int bug_result_ = 0;
     uint32_t bug_call_ = 0;

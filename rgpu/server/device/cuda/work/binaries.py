@@ -1,4 +1,5 @@
-"""The variables that a module binary defines: read from the module binary itself, before the driver sees it. Pure.
+"""The variables that a module binary defines, and what its kernels may do: read from itself, before the driver sees
+it. Pure.
 
 The driver has no call that lists a module's variables, and it does not say
 where a section landed. Both follow from the ELF symbol table of the cubin that
@@ -18,19 +19,28 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntFlag
 
 from rgpu.server.device.cpu import fatbin
 
 _VARIABLE = re.compile(
     r"^\s*(?:\.(?:visible|weak|common)\s+)*\.(?:global|const)\b[^;={]*?([\w$]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;)",
     re.MULTILINE)
+_MALLOC = re.compile(rb"\.extern\s+\.func\s*\([^)]*\)\s*malloc\b")
 _FATBIN = struct.pack("<I", fatbin.MAGIC)
 _ELF = b"\x7fELF"
-_SYMTAB, _OBJECT, _UNDEFINED, _RESERVED = 2, 1, 0, 0xFF00
+_SYMTAB, _OBJECT, _FUNCTION, _UNDEFINED, _RESERVED = 2, 1, 2, 0, 0xFF00
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+
+
+class Trait(IntFlag):
+    """What kernels may do that a session has to know of; the engine has the same numbers."""
+
+    PRINTS = 1  #: call ``printf``
+    ALLOCATES = 2  #: call ``malloc``, whose heap belongs to the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,14 @@ def is_ptx(code: bytes) -> bool:
     return not is_cubin(code) and b".version" in code[:65536]
 
 
-def prints(code: bytes) -> bool:
-    """Whether kernels of a cubin or a PTX text may print: they call ``vprintf``. What is not understood may."""
-    return not code or b"vprintf" in code
+def traits(code: bytes) -> Trait:
+    """What kernels of a cubin or a PTX text may do, by the functions of the device's runtime that they name.
+
+    What is not understood may print: that costs a look at each launch, while what may allocate cannot be moved.
+    """
+    found = Trait.PRINTS if not code or b"vprintf" in code else Trait(0)
+    allocates = _calls(code, "malloc") if is_cubin(code) else bool(_MALLOC.search(code))
+    return found | Trait.ALLOCATES if allocates else found
 
 
 def variables(code: bytes) -> list[Variable]:
@@ -90,6 +105,23 @@ def _elf_variables(binary: bytes) -> list[Variable]:
     durable = {index for index, name in enumerate(names)
                if name in (".nv.global", ".nv.global.init", ".nv.constant3") or name.startswith(".nv.global.")}
     found = []
+    for strings, name, info, where, offset, size in _symbols(binary, sections):
+        if info & 15 != _OBJECT or not _UNDEFINED < where < _RESERVED or where not in durable or not size:
+            continue
+        text = _text(strings, name)
+        if text and not text.startswith("$"):  # $str and the like: constants of the compiler
+            found.append(Variable(text, where, offset, size))
+    return found
+
+
+def _calls(binary: bytes, function: str) -> bool:
+    """Whether a cubin calls a function of the device's runtime, which it names and does not define."""
+    return any(info & 15 == _FUNCTION and where == _UNDEFINED and _text(strings, name) == function
+               for strings, name, info, where, _, _ in _symbols(binary, _sections(binary)))
+
+
+def _symbols(binary: bytes, sections: list[tuple[int, ...]]) -> Iterator[tuple[bytes, int, int, int, int, int]]:
+    """Of every symbol: the table of names, place of its name there, kind, section, offset in that, size in bytes."""
     for section in sections:
         kind, start, length, link = section[1], section[4], section[5], section[6]
         if kind != _SYMTAB or link >= len(sections):
@@ -97,12 +129,7 @@ def _elf_variables(binary: bytes) -> list[Variable]:
         strings = _bytes(binary, sections[link])
         for at in range(start, min(start + length, len(binary) - _SYMBOL.size + 1), _SYMBOL.size):
             name, info, _, where, offset, size = _SYMBOL.unpack_from(binary, at)
-            if info & 15 != _OBJECT or not _UNDEFINED < where < _RESERVED or where not in durable or not size:
-                continue
-            text = _text(strings, name)
-            if text and not text.startswith("$"):  # $str and the like: constants of the compiler
-                found.append(Variable(text, where, offset, size))
-    return found
+            yield strings, name, info, where, offset, size
 
 
 def _sections(binary: bytes) -> list[tuple[int, ...]]:

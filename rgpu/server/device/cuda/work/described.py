@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rgpu.server.device.cuda.work.binaries import Variable
+from rgpu.server.device.cuda.work.binaries import Trait, Variable
 from rgpu.session.objects.module_table import ATTRIBUTES, FunctionInfo, GlobalVariable
 
 VERSION = 1
@@ -34,7 +34,7 @@ class Description:
     functions: tuple[FunctionInfo, ...]
     variables: tuple[Variable, ...]
     distances: tuple[Distance, ...]
-    prints: bool
+    traits: Trait
     compiles: bool
 
 
@@ -43,7 +43,7 @@ class _Body(msgspec.Struct, array_like=True):
     functions: list[_Function]
     variables: list[_Variable]
     distances: list[Distance]
-    prints: bool
+    traits: int
     compiles: bool
 
 
@@ -58,7 +58,7 @@ def encode(description: Description) -> bytes:
     return msgspec.msgpack.encode(_Body(
         VERSION, [(one.name, list(one.parameters), list(one.attributes)) for one in description.functions],
         [(one.name, one.section, one.offset, one.size) for one in description.variables],
-        list(description.distances), description.prints, description.compiles))
+        list(description.distances), int(description.traits), description.compiles))
 
 
 def decode_or_none(data: bytes | None) -> Description | None:
@@ -68,7 +68,7 @@ def decode_or_none(data: bytes | None) -> Description | None:
         return None
     return Description(tuple(FunctionInfo(name, tuple(parameters), tuple(attributes))
                              for name, parameters, attributes in body.functions),
-                       tuple(Variable(*one) for one in body.variables), tuple(body.distances), body.prints,
+                       tuple(Variable(*one) for one in body.variables), tuple(body.distances), Trait(body.traits),
                        body.compiles)
 
 

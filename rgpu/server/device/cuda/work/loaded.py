@@ -6,6 +6,8 @@ memory a variable is. Loading and ending them is :mod:`.loading`'s.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +17,14 @@ from rgpu.server.device.cuda.engine import GRAPH, Engine
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.gpus import Gpus
 from rgpu.server.device.cuda.work import clusters, modules
+from rgpu.server.device.cuda.work.binaries import Trait
 from rgpu.server.device.cuda.work.modules import Module
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import KernelNode, Node, every
 from rgpu.session.objects.module_table import GlobalVariable
 
 CUDA_ERROR_INVALID_HANDLE = 400
+HEAP = "a kernel used malloc: the heap of its GPU is the driver's own, and neither read nor moved"
 
 
 class LoadedModules:
@@ -37,7 +41,8 @@ class LoadedModules:
         """A module was loaded on that GPU; its context is current."""
         self._modules[module] = loaded, device
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
-        self._engine.load_functions(module, [int(function) for function in loaded.functions], sizes, loaded.prints)
+        self._engine.load_functions(module, [int(function) for function in loaded.functions], sizes,
+                                    loaded.traits)
         for variable in loaded.table.globals:
             self._engine.add_range(variable.address, variable.size)
         self._place_variables()
@@ -66,7 +71,8 @@ class LoadedModules:
 
     def pins(self) -> list[str]:
         """Why the session cannot leave its GPUs, one reason each."""
-        return sorted({pin for loaded, _ in list(self._modules.values()) for pin in loaded.pins})
+        pins = {pin for loaded, _ in list(self._modules.values()) for pin in loaded.pins}
+        return sorted(pins | {HEAP} if self._engine.allocated() else pins)
 
     # -- functions ------------------------------------------------------------------
     def function(self, module: int, function: int) -> Any:
@@ -97,10 +103,10 @@ class LoadedModules:
         """See :func:`rgpu.server.device.cuda.work.clusters.occupancy`."""
         return clusters.occupancy(int(self.function(module, function)), form, grid, block, shared, cluster)
 
-    def may_print(self, nodes: Sequence[Node]) -> bool:
-        """Whether a kernel of a graph with these nodes may print; one of a module that was unloaded may have."""
+    def traits(self, nodes: Sequence[Node]) -> Trait:
+        """What kernels of a graph with these nodes may do; one of a module that was unloaded may have printed."""
         named = [self._modules.get(node.module) for node in every(nodes) if isinstance(node, KernelNode)]
-        return any(found is None or found[0].prints for found in named)
+        return functools.reduce(operator.or_, (found[0].traits if found else Trait.PRINTS for found in named), Trait(0))
 
     def describe(self, launched: tuple[int, int] | None) -> str:
         """What the engine's launch was: "a graph", "kernel NAME"; empty where that is not known."""

@@ -30,7 +30,7 @@ from rgpu.server import derived_format
 from rgpu.server.derived import Derived
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.work import binaries, described
-from rgpu.server.device.cuda.work.binaries import Variable
+from rgpu.server.device.cuda.work.binaries import Trait, Variable
 from rgpu.server.device.cuda.work.described import Description
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
@@ -58,7 +58,7 @@ class Module:
     table: ModuleTable
     layouts: list[tuple[tuple[int, int], ...]]
     library: Any = None
-    prints: bool = False  #: some kernel of it may print
+    traits: Trait = Trait(0)  #: what some kernel of it may do
     pins: list[str] = field(default_factory=list)
 
 
@@ -121,13 +121,13 @@ class Loader:
         """What a module's description and machine code follow from."""
         facts = struct.pack("<III", *self.capability, self.driver_version)
         loading = os.environ.get("CUDA_MODULE_LOADING", "").encode()  # lazy: attributes are known later
-        return derived_format.key(b"module 1", self.notes.digest or blake3(binary).digest(), options, facts, loading)
+        return derived_format.key(b"module 2", self.notes.digest or blake3(binary).digest(), options, facts, loading)
 
     def _describe(self, made: Module, binary: bytes, options: bytes, key: bytes, slow: bool) -> None:
         """Learn everything of a module from its binary and the driver, and keep it."""
         with self.notes.stage("unpack"):
             part = binaries.chosen(binary, self.capability)
-            made.prints = binaries.prints(part)
+            made.traits = binaries.traits(part)
         cubins: list[bytes] = []
 
         def compile_it(text: bytes) -> bytes:
@@ -145,7 +145,7 @@ class Loader:
         if compiles and cubins and not options:  # it was compiled without any
             self.kept.keep(derived_format.COMPILED, key, described.encode_code(cubins[0], ""))
         self.kept.keep(derived_format.DESCRIPTION, key, described.encode(Description(
-            made.table.functions, tuple(wanted), described.distances(made.table.globals), made.prints, compiles)))
+            made.table.functions, tuple(wanted), described.distances(made.table.globals), made.traits, compiles)))
 
     def _describe_as(self, made: Module, known: Description) -> bool:
         """Describe a module as it was before; False where the driver gives other kernels now."""
@@ -159,7 +159,7 @@ class Loader:
             if any(variable.name not in told and not variable.section for variable in known.variables):
                 return False
             placed, unknown = binaries.place(known.variables, told)
-            made.functions, made.prints = functions, known.prints
+            made.functions, made.traits = functions, known.traits
             _fill(made, known.functions, _globals(placed, told), unknown)
         self.notes.described = True
         return True
@@ -209,7 +209,7 @@ class Loader:
             variables, unknown, _ = _variables(made.handle, cubin, None)
             if unknown or described.distances(variables) != known.distances:
                 return False
-            made.functions, made.prints = [by_name[info.name] for info in known.functions], known.prints
+            made.functions, made.traits = [by_name[info.name] for info in known.functions], known.traits
             _fill(made, known.functions, variables, [])
         self.notes.described = True
         return True

@@ -106,8 +106,17 @@ class Timings:
             before = time.monotonic_ns()
             check(driver.cuEventRecord(event, self._stream), "cuEventRecord")
             check(driver.cuEventSynchronize(event), "cuEventSynchronize")
-            self._base = (event, (before + time.monotonic_ns()) // 2)
+            self._base = (event, self._placed(event, before, time.monotonic_ns()))
         return self._base
+
+    def _placed(self, event: Any, before: int, after: int) -> int:
+        """When the GPU reached ``event``, ns: between the two, and there as far behind the base before it as the GPU
+        says, for times of before and behind it to stay in the GPU's order.
+        """
+        if self._base is None:
+            return (before + after) // 2
+        error, apart = driver.cuEventElapsedTime(self._base[0], event)
+        return (before + after) // 2 if error else min(max(self._base[1] + round(apart * 1e6), before), after)
 
     def _watch(self) -> None:
         driver.cuCtxSetCurrent(self._context)
