@@ -184,7 +184,7 @@ CALLS: tuple[Call, ...] = (
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
     Call(100, "memory_alias", A, E.CREATES, _args("address:addr size:u64 source:addr"), object_kind="alias",
-         doc="The `size` bytes of the mapping at `source`, all of it, stand at `address` as well; in multiples of 2 MiB. "
+         doc="The mapping at `source`, all `size` bytes of it, stands at `address` as well; in multiples of 2 MiB. "
              "The mapping outlives its aliases, and may move beside them (memory_move)."),
     Call(101, "memory_unalias", A, E.DESTROYS, _args("address:addr size:u64"), object_kind="alias",
          doc="Takes an alias away as it was made, when no unfinished work uses it."),

@@ -190,7 +190,7 @@ def test_wrong_mappings_are_codes(agent, program):
 
 
 def test_handles_are_mapped_whole(agent, program):
-    """Codes and their order as driver 580.159.04 gives them on an H200: 801 comes before what is wrong with the place."""
+    """Codes and their order as driver 580.159.04 gives them on an H200: 801 comes before a wrong place."""
     told = program(agent, code("""
         context()
         G = 2 << 20

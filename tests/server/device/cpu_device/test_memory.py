@@ -275,7 +275,8 @@ def test_one_mapping_at_several_addresses(client: Client) -> None:
     assert client.read(base + 100, 16) == client.read(base + 512, 16) == b"through a second"
     used = device.regions()
     assert Region(base, 2 * GRANULE, "mapped") in used and not {alias, second} & {region.address for region in used}
-    for wrong in ((elsewhere, 4 * GRANULE, base), (elsewhere, GRANULE, base), (elsewhere, GRANULE, base + GRANULE), (elsewhere + 1, GRANULE, base),
+    for wrong in ((elsewhere, 4 * GRANULE, base), (elsewhere, GRANULE, base),
+                  (elsewhere, GRANULE, base + GRANULE), (elsewhere + 1, 2 * GRANULE, base),
                   (alias, GRANULE, base), (PINNED_BASE, GRANULE, base)):
         refused(1, device.alias, *wrong)
     refused(1, device.unmap, base, 2 * GRANULE)

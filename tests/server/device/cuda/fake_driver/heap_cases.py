@@ -1,4 +1,4 @@
-"""A kernel that allocates from the driver's heap, which nobody can read, pins its session; one that only could does not."""
+"""A kernel that allocated from the driver's heap, which nobody can read, pins its session; a loaded one does not."""
 
 from __future__ import annotations
 

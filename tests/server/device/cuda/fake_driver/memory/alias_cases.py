@@ -24,7 +24,8 @@ def test_the_same_bytes_at_each_address_and_one_region(device: CudaDevice) -> No
     device.write(ALIAS + 5, b"alias")
     assert device.read(BASE + 5, 5) == device.read(SECOND + 5, 5) == b"alias"
     assert [region for region in device.regions() if region.kind == "mapped"] == [Region(BASE, 2 * GRANULE, "mapped")]
-    for wrong in ((ELSEWHERE, 4 * GRANULE, BASE), (ELSEWHERE, GRANULE, BASE), (ELSEWHERE, GRANULE, BASE + GRANULE), (ELSEWHERE + 1, GRANULE, BASE)):
+    for wrong in ((ELSEWHERE, 4 * GRANULE, BASE), (ELSEWHERE, GRANULE, BASE),
+                  (ELSEWHERE, GRANULE, BASE + GRANULE), (ELSEWHERE + 1, 2 * GRANULE, BASE)):
         with pytest.raises(DeviceError):
             device.alias(*wrong)
     with pytest.raises(DeviceError, match="aliases"):
