@@ -59,6 +59,8 @@ KINDS = (
     Kind("prefetch-racy", "prefetch.py", ("--racy",), 1000),
     Kind("mapped", "mapped.py", (), 2000, 400),
     Kind("managed", "managed.py", (), 1500, 300),
+    Kind("addresses", "addresses.py", (), 2000, 300),
+    Kind("registered", "registered.py", (), 2000, 300),
     Kind("textures", "textures.py", (), 1500, 100),
     Kind("graphs", "graphs.py", (), 2000, 500),
     Kind("conditions", "conditions.py", (), 1000, 300),
