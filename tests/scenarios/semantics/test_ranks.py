@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.pools.pool import LocalPool, Program
+from tests.support.pools.pool import LocalPool, Program, VerbError
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 HOSTS = ("node-a", "node-b", "node-c", "node-a")
@@ -80,3 +82,49 @@ def test_every_rank_and_a_host_are_lost(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         released(pool, "train").touch()
         assert {program.finish() for program in programs} == {expected(100)}
+
+
+#: What may happen to a member, and how often.
+DISTURBANCES = {"kill": 4, "kill two": 1, "freeze": 3, "copy": 3, "replay": 3, "checkpoint": 2}
+EACH = 20  #: disturbances of a training
+
+
+def disturb(pool: LocalPool, chance: random.Random) -> str:
+    """Do something to a member, or to two; what it was, with what a verb says that was refused."""
+    (what,) = chance.choices(list(DISTURBANCES), list(DISTURBANCES.values()))
+    first, second = (f"train-{rank}" for rank in chance.sample(range(4), 2))
+    try:
+        if what.startswith("kill"):
+            for name in (first, second)[:1 + what.endswith("two")]:
+                kill_worker(pool, name)
+        elif what == "freeze":
+            pid = pool.wait_state(first, "running")["worker_pid"]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(chance.uniform(0.1, 2))
+            os.kill(pid, signal.SIGCONT)
+        elif what == "checkpoint":
+            pool.rgpu("checkpoint", first)
+        else:
+            there = pool.wait_state(first, "running")["host"]
+            pool.rgpu("migrate", first, chance.choice([host for host in HOSTS[:3] if host != there]), "--mode", what)
+    except VerbError as refused:  # while the session recovers, say: it went on where it was
+        return f"{what} {first}: {refused.text[:100]}"
+    except ProcessLookupError:
+        return f"{what} {first}: it had just ended"
+    return f"{what} {first}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_members_disturbed_at_random(tmp_path: Path, seed: int) -> None:
+    """The digest is the undisturbed one, and none hangs: twelve trainings, 240 disturbances."""
+    chance, done = random.Random(seed), []
+    with LocalPool(tmp_path, nodes=3) as pool:
+        pool.environment["RGPU_NCCL"] = "calls"
+        programs = train(pool, "train", 300, 60)
+        while len(done) < EACH:
+            done.append(disturb(pool, chance))
+            time.sleep(chance.expovariate(1))  # also while the one before it is being mended
+        print(*done, sep="\n")
+        released(pool, "train").touch()
+        assert {program.finish(300) for program in programs} == {expected(300)}, pool.logs()
