@@ -7,6 +7,8 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cupti.hpp"
@@ -23,6 +25,13 @@ using Timestamp = std::uint64_t (*)();
 constexpr std::uint8_t kUnset = 0xff;
 constexpr std::uint64_t kLeast = 20'000'000;  // ns between two readings from which the rate of a clock is taken
 
+// A buffer of the program's that is not full. Profilers take it for a sign that there is something to flush: Kineto
+// flushes nothing while none of its buffers is out. NVIDIA's asks for one at the first record.
+struct Buffer {
+  std::uint8_t* at = nullptr;
+  std::size_t size = 0, most = 0, used = 0, count = 0;
+};
+
 struct State {
   std::mutex lock;  // what is enabled, the clock
   std::array<bool, kKindCount> enabled{};
@@ -32,6 +41,7 @@ struct State {
   std::mutex flushing;  // one flush at a time; the program's functions are called under it
   Requested requested = nullptr;
   Completed completed = nullptr;
+  Buffer open;
 };
 
 State& state() {
@@ -62,15 +72,36 @@ bool known(std::uint32_t kind) {
   return record_size(kind) != 0 || kind == kOverhead || kind == kMemcpy2 || kind == kCudaEvent;
 }
 
+// Has a buffer out, if the program gives one. `flushing` held.
+bool open_buffer(State& s) {
+  if (s.open.at != nullptr || s.requested == nullptr) return s.open.at != nullptr;
+  Buffer b;
+  s.requested(&b.at, &b.size, &b.most);
+  s.open = b;
+  return b.at != nullptr;
+}
+
+// Gives it back, with what it holds. `flushing` held.
+void close_buffer(State& s) {
+  const Buffer b = std::exchange(s.open, {});
+  if (b.at != nullptr) s.completed(nullptr, 0, b.at, b.size, b.used);
+}
+
 int enable(std::uint32_t kind, bool on) {
   if (kind == 0 || kind >= kKindCount) return failed(kInvalidKind);
   if (!known(kind)) return failed(kNotSupported);
   const profile::Table* table = driver();
   if (table == nullptr) return failed(kNotInitialized);
   State& s = state();
-  std::lock_guard guard(s.lock);
-  s.enabled[kind] = on;
-  table->enable(kinds(s));
+  {
+    std::lock_guard guard(s.lock);
+    s.enabled[kind] = on;
+    table->enable(kinds(s));
+  }
+  if (on) {
+    std::lock_guard one(s.flushing);
+    open_buffer(s);
+  }
   return kSuccess;
 }
 
@@ -151,23 +182,41 @@ void write(std::vector<std::uint8_t>& to, const profile::Entry& e, bool concurre
   }
 }
 
+// A long copy goes to the worker in pieces: of those that one call gave, one record is made. How many are left.
+std::size_t join_pieces(std::vector<profile::Entry>& entries, std::size_t count) {
+  std::unordered_map<std::uint32_t, std::size_t> first;  // by correlation
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const profile::Entry e = entries[i];
+    if (e.kind == profile::Kind::copy && e.node == 0) {
+      const auto [found, fresh] = first.try_emplace(e.correlation, kept);
+      if (profile::Entry& whole = entries[found->second];
+          !fresh && whole.copy == e.copy && whole.stream == e.stream && whole.source == e.source && whole.destination == e.destination) {
+        whole.bytes += e.bytes;
+        whole.start = std::min(whole.start, e.start), whole.end = std::max(whole.end, e.end);
+        continue;
+      }
+    }
+    entries[kept++] = e;
+  }
+  return kept;
+}
+
 // Hands the records over in buffers of the program's; those that it has no buffer for are kept by the caller.
 std::size_t hand_over(State& s, const std::vector<std::uint8_t>& records) {
   std::size_t at = 0;
-  while (at < records.size()) {
-    std::uint8_t* buffer = nullptr;
-    std::size_t size = 0, most = 0;
-    s.requested(&buffer, &size, &most);
-    if (buffer == nullptr) return at;
-    std::size_t used = 0, count = 0;
-    while (at < records.size() && (most == 0 || count < most)) {
+  while (at < records.size() && open_buffer(s)) {
+    Buffer& b = s.open;
+    while (at < records.size() && (b.most == 0 || b.count < b.most)) {
       const std::size_t next = record_size(*reinterpret_cast<const std::uint32_t*>(records.data() + at));
-      if (used + next > size) break;
-      std::memcpy(buffer + used, records.data() + at, next);
-      used += next, at += next, ++count;
+      if (b.used + next > b.size) break;
+      std::memcpy(b.at + b.used, records.data() + at, next);
+      b.used += next, at += next, ++b.count;
     }
-    s.completed(nullptr, 0, buffer, size, used);
-    if (count == 0) return at;  // a buffer that holds no record: more of them would not help
+    if (at == records.size()) break;
+    const bool useless = b.count == 0;  // it holds no record: more of them would not help
+    close_buffer(s);
+    if (useless) break;
   }
   return at;
 }
@@ -189,7 +238,8 @@ int flush() {
   std::vector<profile::Entry> entries(4096);
   std::vector<std::uint8_t> records;
   records.swap(left);
-  while (const std::size_t count = table->take(entries.data(), entries.size())) {
+  while (const std::size_t taken = table->take(entries.data(), entries.size())) {
+    const std::size_t count = join_pieces(entries, taken);
     for (std::size_t i = 0; i < count; ++i) write(records, entries[i], concurrent);
     const std::size_t given = hand_over(s, records);
     records.erase(records.begin(), records.begin() + static_cast<std::ptrdiff_t>(given));
@@ -197,6 +247,13 @@ int flush() {
   }
   if (!records.empty()) records.erase(records.begin(), records.begin() + static_cast<std::ptrdiff_t>(hand_over(s, records)));
   left = std::move(records);
+  close_buffer(s);
+  bool more;
+  {
+    std::lock_guard guard(s.lock);
+    more = std::any_of(s.enabled.begin(), s.enabled.end(), [](bool on) { return on; });
+  }
+  if (more) open_buffer(s);
   return left.empty() ? kSuccess : failed(kOutOfMemory);
 }
 
@@ -211,9 +268,13 @@ std::uint64_t rgpu::cupti::program_time(std::uint64_t time) {
 
 void rgpu::cupti::forget_activities() {
   State& s = state();
-  std::lock_guard guard(s.lock);
-  s.enabled.fill(false);
-  if (const profile::Table* table = driver()) table->enable(0);
+  {
+    std::lock_guard guard(s.lock);
+    s.enabled.fill(false);
+    if (const profile::Table* table = driver()) table->enable(0);
+  }
+  std::lock_guard one(s.flushing);
+  close_buffer(s);
 }
 
 CUPTI_API cuptiActivityRegisterCallbacks(Requested requested, Completed completed) {

@@ -69,6 +69,7 @@ ok(cupti.cuptiActivityRegisterCallbacks(requested, completed))
 ok(cupti.cuptiActivityRegisterTimestampCallback(clock))
 for kind in KINDS:
     ok(cupti.cuptiActivityEnable(kind))
+assert buffers  # one is out as soon as something may be recorded: Kineto flushes only then
 begun = time.perf_counter_ns()
 start()
 module, work, tick = kernels(b"""
@@ -149,7 +150,20 @@ check(driver.cuLaunchKernel(tick, 1, 1, 1, 16, 1, 1, 0, stream, ((memory,), (PTR
 check(driver.cuStreamSynchronize(stream))
 count = len(found)
 ok(cupti.cuptiActivityFlushAll(1))
-assert len(found) == count  # nothing is recorded that is not enabled
+assert len(found) == count and not buffers  # nothing is recorded that is not enabled
+
+# A long copy, which goes in several pieces, is one record.
+long = np.zeros(1 << 20, np.uint32)
+there = int(check(driver.cuMemAlloc(long.nbytes)))
+ok(cupti.cuptiActivityEnable(MEMCPY))
+check(driver.cuMemcpyHtoD(there, long.ctypes.data, long.nbytes))
+check(driver.cuMemcpyDtoH(long.ctypes.data, there, long.nbytes))
+ok(cupti.cuptiActivityFlushAll(1))
+ok(cupti.cuptiActivityDisable(MEMCPY))
+ok(cupti.cuptiActivityFlushAll(1))
+assert [(kind, record[4], at(record, "Q", 8)) for kind, record in found[count:]] == \
+    [(MEMCPY, 1, long.nbytes), (MEMCPY, 2, long.nbytes)], [(kind, len(record)) for kind, record in found[count:]]
+count = len(found)
 
 # A runtime's functions, with the correlation of the work that they give; what they call of the driver is not told.
 for kind in (*KINDS, RUNTIME):
