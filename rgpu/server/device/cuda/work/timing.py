@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cuda.bindings import driver
@@ -56,28 +58,41 @@ class Brought:
         self._done(failed or result, spans, data)
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A timed call that is under way. ``first``, ``last``: around it; ``base``: what it is timed from, and its time."""
+
+    first: Any
+    last: Any
+    base: tuple[Any, int]
+    done: TimesDone
+
+
 class Timings:
-    """The timed calls of one GPU's context."""
+    """The timed calls of one GPU's context.
+
+    A stream's calls end in their order, so of each only the oldest is asked about, however many are under way.
+    """
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._changed = threading.Condition()
-        self._open: list[tuple[Any, Any, int, Any, TimesDone]] = []  #: (first, last, number of base, its base, done)
+        self._open: dict[int, deque[_Open]] = {}  #: by the stream's handle
+        self._events: list[Any] = []  #: to be recorded again
         self._base: tuple[Any, int] | None = None  #: (event, ns)
         self._stream: Any = None
         self._stopped = False
-        self._answering = 0
+        self._answering = False
         self._thread: threading.Thread | None = None
 
     def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
         """Do ``work``, which gives the stream its work; ``done`` is told. The stream's context is current."""
+        base, first, last = self._fresh_base(), self._event(), self._event()
+        check(driver.cuEventRecord(first, stream), "cuEventRecord")
+        work()
+        check(driver.cuEventRecord(last, stream), "cuEventRecord")
         with self._changed:
-            base = self._fresh_base()
-            first, last = (check(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2))
-            check(driver.cuEventRecord(first, stream), "cuEventRecord")
-            work()
-            check(driver.cuEventRecord(last, stream), "cuEventRecord")
-            self._open.append((first, last, base[1], base[0], done))
+            self._open.setdefault(int(stream), deque()).append(_Open(first, last, base, done))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="cuda-timings", daemon=True)
                 self._thread.start()
@@ -118,6 +133,12 @@ class Timings:
         error, apart = driver.cuEventElapsedTime(self._base[0], event)
         return (before + after) // 2 if error else min(max(self._base[1] + round(apart * 1e6), before), after)
 
+    def _event(self) -> Any:
+        try:
+            return self._events.pop()
+        except IndexError:
+            return check(driver.cuEventCreate(0), "cuEventCreate")
+
     def _watch(self) -> None:
         driver.cuCtxSetCurrent(self._context)
         while True:
@@ -125,29 +146,35 @@ class Timings:
                 self._changed.wait_for(lambda: self._stopped or self._open)
                 if self._stopped:
                     return
-                ended = [one for one in self._open if int(driver.cuEventQuery(one[1])[0]) != CUDA_ERROR_NOT_READY]
-                self._open = [one for one in self._open if one not in ended]
-                self._answering = len(ended)
-            for first, last, base_time, base, done in ended:
-                result, spans = self._span(first, last, base_time, base)
-                done(result, spans, None)
-            if ended:
-                with self._changed:
-                    self._answering = 0
-                    self._changed.notify_all()
-            else:
+                streams, self._answering = list(self._open.items()), True
+            answered = sum(self._answer(calls) for _, calls in streams)
+            with self._changed:
+                for stream, calls in streams:
+                    if not calls:
+                        del self._open[stream]
+                self._answering = False
+                self._changed.notify_all()
+            if not answered:
                 time.sleep(POLL)
 
-    @staticmethod
-    def _span(first: Any, last: Any, base_time: int, base: Any) -> tuple[int, Sequence[Span]]:
+    def _answer(self, calls: deque[_Open]) -> int:
+        """Answer those of a stream that have ended; how many."""
+        count = 0
+        while calls and int(driver.cuEventQuery(calls[0].last)[0]) != CUDA_ERROR_NOT_READY:
+            call = calls.popleft()
+            result, spans = self._span(call)
+            call.done(result, spans, None)
+            count += 1
+        return count
+
+    def _span(self, call: _Open) -> tuple[int, Sequence[Span]]:
         """(CUresult, the one span)."""
+        event, base = call.base
         try:
-            after = check(driver.cuEventElapsedTime(base, first), "cuEventElapsedTime")
-            length = check(driver.cuEventElapsedTime(first, last), "cuEventElapsedTime")
+            after = check(driver.cuEventElapsedTime(event, call.first), "cuEventElapsedTime")
+            length = check(driver.cuEventElapsedTime(call.first, call.last), "cuEventElapsedTime")
         except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be asked
             return int(getattr(error, "result", 999)), ()
-        finally:
-            driver.cuEventDestroy(first)
-            driver.cuEventDestroy(last)
-        start = base_time + int(after * 1e6)
+        self._events += [call.first, call.last]
+        start = base + int(after * 1e6)
         return 0, (Span(CALL, start, start + max(1, int(length * 1e6))),)
