@@ -14,6 +14,7 @@ import numpy as np
 
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.server.collectives.contributions import Log
 from rgpu.server.device.cpu.collectives.communicators import Communicators
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
@@ -35,7 +36,7 @@ class Member:
     def __init__(self, gang: Gang, name: str, epoch: int = 1) -> None:
         self.gang, self.name, self.epoch = gang, name, epoch
         self.memory = np.zeros(2 << 20, np.uint8)
-        self.ranks = Ranks(name, self._dial, lambda: False)
+        self.ranks = Ranks(name, Log(), self._dial, lambda: False)
         self.streams = Streams(1)
         self.communicators = Communicators(self.streams, self._at, lambda address, size: None)
         self.communicators.exchange = self.ranks

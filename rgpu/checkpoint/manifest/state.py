@@ -46,8 +46,9 @@ class SessionState(msgspec.Struct, kw_only=True):
     event → session-clock ns of its last completed record, or None. ``clock``:
     session clock, ns. ``answers``: answers the program has not confirmed, as
     the worker keeps them. ``printed``: [bytes that kernels printed so far, those
-    at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``position``: the
-    last applied journal position.
+    at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``contributions``: what ranks
+    brought to collectives with other sessions, as :mod:`rgpu.server.collectives.contributions` keeps them.
+    ``position``: the last applied journal position.
     ``hash_key``: 32 bytes, keys of the page hashes.
     """
 
@@ -62,6 +63,7 @@ class SessionState(msgspec.Struct, kw_only=True):
     clock: int = 0
     answers: Any = None
     printed: Any = None
+    contributions: Any = msgspec.UNSET  #: left out where there are none
     device: dict[str, Any] = {}  #: name, compute capability, driver version of where it was taken
 
     def encode(self) -> bytes:

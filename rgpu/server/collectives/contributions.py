@@ -5,6 +5,8 @@ after its worker was lost, replays its journal and gets again what the others ha
 goes back. Results depend on the contributions and the order of ranks alone, so they are the same bytes again.
 
 What is kept is bounded by :data:`MOST_BYTES`; what every member's checkpoint is past is not kept (:meth:`Log.floor`).
+A checkpoint has it, too (:meth:`Log.rows`): when all members lose their workers at once, one that begins again at its
+checkpoint gives the others what it had brought before that. So has the state that a copying move sends.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from rgpu.session.errors import Corrupt
 from rgpu.session.objects.collectives import MOST_RANKS, DataType, Kind, Operation, Reduction
 
 MOST_BYTES = 512 << 20  #: of contributions that a worker keeps; the oldest go first
+MOST_WRITTEN = 128 << 20  #: of those that a checkpoint has
+MOST_SENT = 16 << 20  #: of those that go with a move, in its pause
 
 #: Names one collective of a communicator: (-1, -1, number), or one message: (sender, receiver, number of that pair).
 Key = tuple[int, int, int]
@@ -56,20 +60,33 @@ class Contribution:
         return str(Operation(self.kind, self.data_type, self.reduction, self.peer, 0, 0, 0, 0, self.count))
 
 
+_Row = tuple[int, int, int, int, int, int, bytes, bytes]
+_Rows = list[tuple[Unique, Key, int, list[_Row]]]
+
+
 def encode(contributions: dict[int, Contribution]) -> bytes:
     """Encode what ranks brought to one collective, as msgpack."""
-    return msgspec.msgpack.encode([
-        (rank, int(one.kind), int(one.data_type), int(one.reduction), one.peer, one.count, one.scalar, one.data)
-        for rank, one in sorted(contributions.items())])
+    return msgspec.msgpack.encode(_rows(contributions))
+
+
+def _rows(contributions: dict[int, Contribution]) -> list[_Row]:
+    return [(rank, int(one.kind), int(one.data_type), int(one.reduction), one.peer, one.count, one.scalar, one.data)
+            for rank, one in sorted(contributions.items())]
 
 
 def decode(data: bytes) -> dict[int, Contribution]:
     """The inverse of :func:`encode`. Raises :class:`Corrupt`."""
     try:
-        rows = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, int, int, int, bytes, bytes]])
+        return _contributions(msgspec.msgpack.decode(data, type=list[_Row]))
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"contributions to a collective cannot be read: {error}", reason="contributions") from None
+
+
+def _contributions(rows: list[_Row]) -> dict[int, Contribution]:
+    try:
         found = {rank: Contribution(Kind(kind), DataType(data_type), Reduction(reduction), peer, count, scalar, whole)
                  for rank, kind, data_type, reduction, peer, count, scalar, whole in rows}
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         raise Corrupt(f"contributions to a collective cannot be read: {error}", reason="contributions") from None
     if any(not 0 <= rank < MOST_RANKS for rank in found):
         raise Corrupt("contributions to a collective name an impossible rank", reason="rank")
@@ -127,6 +144,29 @@ class Log:
         """Return what is kept of a communicator, the oldest first."""
         with self.lock:
             return [key for name, key in self._entries if name == unique]
+
+    def rows(self, most: int = MOST_WRITTEN) -> list[Any]:
+        """Return what is kept, for a checkpoint or a move: the newest, ``most`` bytes. They are not copied."""
+        found, size = [], 0
+        with self.lock:
+            for (unique, key), entry in reversed(self._entries.items()):
+                size += entry.size
+                if size > most:
+                    break
+                found.append((unique, key, entry.seq, _rows(entry.came)))
+        return found[::-1]
+
+    def restore(self, rows: Any) -> None:
+        """Keep what :meth:`rows` returned, as it came out of a checkpoint; nothing where that is unset.
+
+        Raises :class:`Corrupt`.
+        """
+        try:
+            read = msgspec.convert(rows or [], type=_Rows)
+        except msgspec.ValidationError as error:
+            raise Corrupt(f"contributions in a checkpoint cannot be read: {error}", reason="contributions") from None
+        for unique, key, seq, came in read:
+            self.put(unique, key, _contributions(came), seq)
 
     def passed(self, unique: Unique, seq: int) -> int:
         """Return the number below which this session needs no collective again that goes on behind call ``seq``."""

@@ -102,7 +102,7 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
-        self.ranks = Ranks(session, lambda peer, linked: self.report(
+        self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
                                "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
                            lambda: self.state == "incoming")
         device.reach_ranks(self.ranks)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import structlog
 
 from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.pages.frozen import MomentView
 from rgpu.checkpoint.pages.pages import PageTable
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.session.checkpoint_link import CheckpointProcess, RemotePace, RemoteWriter, close_all
@@ -32,6 +33,7 @@ from rgpu.link.local.dialing import Dialed
 from rgpu.migrate.move import forecast
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.reconcile import EVENTS
+from rgpu.server.collectives.contributions import MOST_WRITTEN
 from rgpu.server.device.cpu.facts import available_memory
 from rgpu.server.stalling import OldestKernel, stuck
 from rgpu.server.worker import session_state
@@ -231,7 +233,7 @@ class Tasks:
                     writer = checkpoints.own.writer(image, pace=self.pace, **wanted)
                 with writer:
                     state, counts = checkpointing.run(writer, self._standing_still,
-                                                      partial(session_state.take, self.runtime), facts)
+                                                      self._state, facts)
             finally:
                 with self._lock:
                     self._checkpointing = self.pace = None
@@ -239,6 +241,9 @@ class Tasks:
                 "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
                 "raw_bytes": counts["raw_bytes"], **checkpointing.taken.as_dict(),
                 "total_ms": round((time.monotonic() - began) * 1000, 3)}
+
+    def _state(self, view: MomentView) -> SessionState:
+        return session_state.take(self.runtime, view, contributions=MOST_WRITTEN)
 
     def _begin_checkpoint(self, room: int | None) -> Checkpointing:
         worker, runtime = self.worker, self.runtime

@@ -65,6 +65,21 @@ def test_a_training_of_four_processes(tmp_path: Path) -> None:
         assert pool.run(sys.executable, str(PROGRAMS / "communicators.py"), name="ways").process.wait(60) == 0
 
 
+def test_all_workers_are_lost_at_once(tmp_path: Path) -> None:
+    """Members begin again at different places: what one of them brought ahead of its own stands in its checkpoint."""
+    with LocalPool(tmp_path, nodes=3) as pool:
+        pool.environment["RGPU_NCCL"] = "calls"
+        programs = train(pool, "train", 60, 12)
+        pool.rgpu("checkpoint", "train-1")
+        programs[0].wait_lines(len(programs[0].lines) + 5)
+        pool.rgpu("checkpoint", "train-2")
+        programs[0].wait_lines(len(programs[0].lines) + 5)
+        for pid in [pool.session(f"train-{rank}")["worker_pid"] for rank in range(4)]:
+            os.kill(pid, signal.SIGKILL)
+        released(pool, "train").touch()
+        assert {program.finish() for program in programs} == {expected(60)}, pool.logs()
+
+
 @pytest.mark.slow
 def test_every_rank_and_a_host_are_lost(tmp_path: Path) -> None:
     with LocalPool(tmp_path, nodes=3) as pool:
@@ -115,6 +130,7 @@ def disturb(pool: LocalPool, chance: random.Random) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(12))
 def test_members_disturbed_at_random(tmp_path: Path, seed: int) -> None:
     """The digest is the undisturbed one, and none hangs: twelve trainings, 240 disturbances."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rgpu.server.collectives.contributions import Contribution, Log, decode, encode
@@ -54,3 +55,23 @@ def test_contributions_from_outside() -> None:
     for data in (good[:-1], b"", b"\xc0", encode({1 << 20: brought()}), good.replace(b"\xff", b"\xa0")):
         with pytest.raises(Corrupt):
             decode(data)
+
+
+def test_a_checkpoint_has_it_all_and_the_newest_where_that_is_too_much() -> None:
+    log = Log()
+    for number in range(4):
+        log.put(UNIQUE, (-1, -1, number), {0: brought(), 2: brought(24)}, seq=7 + number)
+    log.put(b"v" * 128, (3, 1, 0), {3: brought(kind=Kind.SEND)})
+    again = Log()
+    again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(log.rows())))
+    assert again.rows() == log.rows() and again.bytes == log.bytes == 136
+    assert again.keys(UNIQUE) == log.keys(UNIQUE) and again.passed(UNIQUE, 8) == 2
+    few = Log()
+    few.restore(log.rows(most=80))
+    assert few.keys(UNIQUE) == [(-1, -1, 2), (-1, -1, 3)] and few.keys(b"v" * 128) == [(3, 1, 0)]
+    few.restore(None)
+    assert few.bytes == 72
+    for wrong in (7, [7], [(UNIQUE, (-1, -1), 0, [])], [(UNIQUE, (-1, -1, 0), 0, [(0, 99, 0, 0, 0, 0, b"", b"")])],
+                  [(UNIQUE, (-1, -1, 0), 0, [(1 << 20, 0, 7, 0, -1, 1, b"", b"")])]):
+        with pytest.raises(Corrupt):
+            Log().restore(wrong)

@@ -17,6 +17,7 @@ from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.session.restore import Mend
 from rgpu.server.apply_path import ApplyPath
+from rgpu.server.collectives.contributions import Log
 from rgpu.server.fast_path import FastPath
 from rgpu.server.position_page import Place, PositionPage
 from rgpu.server.worker.apply import quiescing
@@ -64,7 +65,9 @@ class SessionRuntime:
                               self.effects)
         self.executor.epoch = lambda: self.epoch
         self.executor.replayed = lambda seq: seq <= self.loop.gate.replay_until
-        self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text)
+        self.contributions = Log()  #: what ranks brought to collectives with other sessions
+        self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
+                                      self.contributions)
 
     @property
     def epoch(self) -> int:

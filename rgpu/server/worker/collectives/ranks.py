@@ -17,8 +17,9 @@ class Ranks:
     """Does what :class:`rgpu.server.collectives.exchange.Exchange` promises. ``dial``, ``replaying``: as for
     :class:`.asking.Asking`."""
 
-    def __init__(self, session: str, dial: Callable[[str, int], None], replaying: Callable[[], bool]) -> None:
-        self.session, self.log = session, Log()
+    def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
+                 replaying: Callable[[], bool]) -> None:
+        self.session, self.log = session, log
         self._asking = Asking(session, self.log, dial, replaying)
         self._answering = Answering(self.log)
         self._uniques: dict[Unique, Shared] = {}

@@ -31,6 +31,7 @@ from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.source import SOURCE, Compared, Round, SourceRole, role_for
 from rgpu.migrate.transfer import replay_link as wire
 from rgpu.migrate.transfer.sender import PageSender
+from rgpu.server.collectives.contributions import MOST_SENT
 from rgpu.server.worker import session_state
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.apply.journal_tap import JournalTap
@@ -282,7 +283,7 @@ class Departure(RoleShell[SourceRole]):
         with self.phases.phase("pause.pages"), self._seeing(view):
             self.sender.round()
         with self.phases.phase("pause.state"):
-            state = session_state.take(self.runtime, view, self.sender.known)
+            state = session_state.take(self.runtime, view, self.sender.known, MOST_SENT)
             if self._ahead is not None and self._ahead.contents:
                 state.live = self._ahead.shorten(state.live)
         with self.phases.phase("pause.verify"):
@@ -330,7 +331,7 @@ class Departure(RoleShell[SourceRole]):
         fault("replay.cut")
         frozen = freeze(self.runtime.device, self.sender.table)
         try:
-            self._cut = frozen, session_state.take(self.runtime, frozen)
+            self._cut = frozen, session_state.take(self.runtime, frozen, contributions=MOST_SENT)
         except BaseException:
             frozen.release()
             raise
