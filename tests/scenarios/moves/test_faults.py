@@ -1,8 +1,8 @@
 """Whoever breaks while a move stands at a step: the program ends well, and one worker has the session.
 
-Every actor × kill or freeze × every step, and both data links × how they fail ×
-the steps with bytes under way. Whole in `make sweep` (its table goes to
-bench/results/), a seeded sample in `make test`.
+Every actor × kill or freeze × every step, a leader whose lease runs out at each, and both data links × how they fail ×
+the steps with bytes under way. Whole in `make sweep` (its table goes to bench/results/), a seeded sample in `make
+test`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.pools import faults
-from tests.support.pools.fault_cases import ACTOR_CASES, LINK_CASES
+from tests.support.pools.fault_cases import ACTOR_CASES, LAPSE_CASES, LINK_CASES
 from tests.support.pools.faults import FROZEN, HOLD, STALLED, Disturbance, break_actor
 from tests.support.pools.fire import HEAT, MOVES, Outcome
 from tests.support.pools.pool import ROOT
@@ -29,7 +29,7 @@ def tabled() -> Iterator[list[Outcome]]:
     outcomes: list[Outcome] = []
     yield outcomes
     for outcome in outcomes if SWEEP else ():
-        record("fault-sweep", ACTOR_CASES + LINK_CASES, outcome)
+        record("fault-sweep", ACTOR_CASES + LAPSE_CASES + LINK_CASES, outcome)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def expected(heat_digest: Callable[..., str]) -> str:
     return heat_digest(**HEAT)
 
 
-@pytest.mark.parametrize("case", sample(ACTOR_CASES, 2, seed=11))
+@pytest.mark.parametrize("case", sample(ACTOR_CASES, 2, seed=11) + (LAPSE_CASES if SWEEP else []))
 def test_an_actor_breaks(case: str, expected: str, tabled: list[Outcome]) -> None:
     point, actor, how = case.split("/")
     with Disturbance(case, point) as fire:

@@ -213,7 +213,10 @@ class Disturbance(Fire):
 
 
 def break_actor(fire: Disturbance, actor: str, how: str) -> Callable[[], None]:
-    """Kill or freeze; what is returned undoes the freeze."""
+    """Kill, freeze, or have the leader's lease lapse; what is returned undoes the freeze."""
+    if how == "lapse":
+        fire.depose()
+        return lambda: None
     found = fire.victims(actor)
     if not found:
         fire.outcome.notes.append("nobody there")
