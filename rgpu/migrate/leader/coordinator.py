@@ -110,8 +110,11 @@ class Coordinator:
         """
         leader = self.term.leader
         elected = self.term.note("elect", f"{leader.host} was elected coordinator (revision {leader.revision})")
-        await self.tasks.run(self.watch.run(), self.ticks.run(), self.rebalancing.run(),
-                             behind={"note of the election": elected, "resume": self.resume_unfinished()})
+        try:
+            await self.tasks.run(self.watch.run(), self.ticks.run(), self.rebalancing.run(),
+                                 behind={"note of the election": elected, "resume": self.resume_unfinished()})
+        finally:
+            self.moving.end_term()
 
     async def create_session(self, name: str, *, quota: int | None, agent: str, program: dict[str, Any] | None = None,
                              recover: bool = True, host: str | None = None, device: str | None = None,

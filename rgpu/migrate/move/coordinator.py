@@ -60,7 +60,7 @@ TABLE: tuple[Row, ...] = (
     Row("aborting", "refused", "asking", ("read_record",), "the record changed"),
     Row("aborting", "unknown", "asking", ("read_record",), "the outcome is not known"),
     Row("asking", "says_preparing", "readying", ("write_ready",), "the source offered, to us", "offered"),
-    Row("asking", "says_preparing", "aborting", ("write_abort",), "nobody offered yet, or we cannot know"),
+    Row("asking", "says_preparing", "aborting", ("write_abort",), "left unfinished; no verified copy is on record"),
     Row("asking", "says_ready", "committing", ("write_commit",), "offered and verified: it can be finished"),
     Row("asking", "says_committed", "reconciling", ("reconcile",), "the record says committed"),
     Row("asking", "says_aborted", "undoing", ("reconcile",), "the record says aborted"),

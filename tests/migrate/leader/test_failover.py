@@ -19,7 +19,7 @@ from rgpu.migrate.records.keys import session_key
 from rgpu.migrate.records.ownership import Leader
 from rgpu.migrate.records.schema import Failure, encode
 from rgpu.migrate.registry.base import Put
-from rgpu.session.errors import LinkError, RgpuError, UnknownOutcome
+from rgpu.session.errors import Fenced, LinkError, MoveFailed, RgpuError, UnknownOutcome
 from tests.support.eventually import eventually_async
 from tests.support.leader.happenings import Crash, Happening, interrupted, leader_crashes, leader_freezes, report_deaths
 from tests.support.leader.pool import GIB, FakePool, Fault, World, elect, run
@@ -198,6 +198,44 @@ def test_a_frozen_leader_cannot_command_nodes_either(tmp_path: Path) -> None:
         with pytest.raises(RgpuError, match="obeys leader"):
             await old.commands.tell("b", "session.drop", {"session": "s", "reason": "late"}, epoch=2, timeout=1)
         assert world.pool.serving("s") == [("b", 2)]
+
+    run(tmp_path, test)
+
+
+def test_who_asked_a_leader_that_was_overtaken_hears_what_became_of_the_move(tmp_path: Path) -> None:
+    """The next one has undone it while the destination's worker started; not that a node obeys another revision."""
+    async def test(world: World) -> None:
+        await world.session("s")
+        old = world.coordinator
+        world.pool.faults = [Fault("move.receive", "after", action=world.take_over)]
+        with pytest.raises(MoveFailed) as found:
+            await old.migrate("s", "b")
+        assert found.value.message == "s was not moved: left unfinished; no verified copy is on record"
+        assert (await world.pool.owned_once("s")).epoch == 1
+        assert (await world.coordinator.migrate("s", "b"))["outcome"] == "committed"
+
+    run(tmp_path, test)
+
+
+def test_a_leader_whose_term_ends_waits_for_no_node(tmp_path: Path) -> None:
+    """It is not told that it is over while a node takes its time: who asked it hears at once."""
+    async def test(world: World) -> None:
+        await world.session("s")
+        leading, old, slow = asyncio.ensure_future(world.coordinator.run()), world.coordinator, asyncio.Event()
+
+        async def silence() -> None:
+            slow.set()
+            await asyncio.sleep(60)
+
+        world.pool.faults = [Fault("move.send", "before", action=silence)]
+        moving = asyncio.ensure_future(old.migrate("s", "b"))
+        await slow.wait()
+        following = await world.another_leader()
+        leading.cancel()
+        with pytest.raises(Fenced, match="another leader was elected and finishes the move of s"):
+            await asyncio.wait_for(moving, 30)
+        await following.resume_unfinished()
+        assert (await world.pool.owned_once("s")).epoch == 1
 
     run(tmp_path, test)
 

@@ -56,8 +56,7 @@ def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mod
     with Fire(case, case, mode, pages) as fire:
         OUTCOMES.append(fire.outcome)
         fire.arm()
-        move = fire.start_move()
-        fire.wait_fired()
+        move = fire.move_into_fault()
         if frozen:
             time.sleep(FROZEN_SECONDS)
             fire.thaw()
@@ -103,8 +102,7 @@ def test_a_whole_node_dies(case: str, expected: str) -> None:
         host = fire.row["host"] if side == "source" else OTHER[fire.row["host"]]
         daemon = fire.pool.node(host)["pid"]
         fire.arm()
-        move = fire.start_move()
-        fire.wait_fired()
+        move = fire.move_into_fault()
         folder = str(fire.pool.folder / "pool" / "nodes" / host / "workers").encode()
         mine = [pid for pid in fire.workers() if folder in Path(f"/proc/{pid}/cmdline").read_bytes()]
         for pid in (daemon, *mine):

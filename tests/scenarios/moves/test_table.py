@@ -11,7 +11,7 @@ from tests.support.pools.fire import Outcome
 
 CASES = (move_cases.WORKER_CASES + move_cases.REPLAY_CASES + move_cases.DAEMON_CASES
          + move_cases.LOST_CASES + move_cases.NODE_CASES + move_cases.LINK_CASES
-         + fault_cases.ACTOR_CASES + fault_cases.LINK_CASES)
+         + fault_cases.ACTOR_CASES + fault_cases.LAPSE_CASES + fault_cases.LINK_CASES)
 
 
 def test_every_case_says_who_and_how() -> None:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.pools.pool import ROOT, LocalPool, Program
 from tests.support.processes import living, state
@@ -20,6 +20,7 @@ OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 #: How long a frozen process stays frozen: longer than the keeper is patient (two leases) and the lease after that, so
 #: that others have acted meanwhile.
 FROZEN_SECONDS = 8.0
+MOVES = 3  #: that are begun until one reaches the fault
 #: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
 HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
 PACED = ROOT / "tests" / "scenarios" / "programs" / "paced_heat.py"
@@ -54,7 +55,7 @@ class Fire:
         self.program: Program
         self.row: dict[str, Any] = {}
 
-    def __enter__(self) -> Fire:
+    def __enter__(self) -> Self:
         try:
             self.pool.__enter__()
         except BaseException:  # nobody calls __exit__ then
@@ -65,9 +66,13 @@ class Fire:
                                      *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
                                      name="fire", options=self.place())
         self.program.wait_lines(4)
-        self.row = self.pool.wait_state("fire", "running")
+        self.look()
         self.began = time.monotonic()
         return self
+
+    def look(self) -> None:
+        """See who has the session, once it runs."""
+        self.row = self.pool.wait_state("fire", "running", 60)
 
     def place(self) -> tuple[str, ...]:
         """Options of `rgpu run`, once the pool is there."""
@@ -89,12 +94,30 @@ class Fire:
              "--pages", self.pages, "-o", "json"],
             env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def wait_fired(self, seconds: float = 45.0) -> bool:
-        """Until the fault has happened; False when its point was not reached."""
+    def move_into_fault(self) -> subprocess.Popen[str]:
+        """Begin a move, and wait until the fault has happened in it.
+
+        Moves that end before they came so far are asked for again: on a loaded machine leaders lose their leases, and
+        the next one undoes what was under way.
+        """
+        said = []
+        for _ in range(MOVES):
+            move = self.start_move()
+            if self.wait_fired(move=move):
+                return move
+            self.finish_move(move)
+            said.append(self.outcome.move)
+            self.look()
+        raise AssertionError(f"no move came as far as {self._fault}, so nothing was tested: {said}")
+
+    def wait_fired(self, seconds: float = 45.0, move: subprocess.Popen[str] | None = None) -> bool:
+        """Until the fault has happened; False when its point was not reached, or ``move`` ended before it was."""
         deadline = time.monotonic() + seconds
+        over = False
         while not list(self.folder.glob("fault.*.fired")):
-            if time.monotonic() > deadline or self.program.process.poll() is not None:
+            if over or time.monotonic() > deadline or self.program.process.poll() is not None:
                 return False
+            over = move is not None and move.poll() is not None  # the fault itself may have ended it: one more look
             time.sleep(0.02)
         self.outcome.fired = True
         return True

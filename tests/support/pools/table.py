@@ -22,9 +22,9 @@ DESTINATION = ("receive", "ahead.make", "ahead.made", "rebuild", "verified", "re
                "replay.compare", "replay.finished")
 #: Daemons reach these on both sides or on one.
 DAEMONS = {"receive": "destination", "activate": "destination", "discard": "destination"}
-HOW = {"kill": "killed", "stop": "frozen, woken", "freeze": "frozen, woken", "fail": "fails there",
-       "lost": "gets no answer", "drop": "drops everything", "stall": "stalls", "delay": "is slow",
-       "cut": "is cut mid-frame", "flip": "flips a bit"}
+HOW = {"kill": "killed", "stop": "frozen, woken", "freeze": "frozen, woken", "lapse": "loses its lease",
+       "fail": "fails there", "lost": "gets no answer", "drop": "drops everything", "stall": "stalls",
+       "delay": "is slow", "cut": "is cut mid-frame", "flip": "flips a bit"}
 
 
 def folder() -> Path:

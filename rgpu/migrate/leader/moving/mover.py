@@ -178,17 +178,16 @@ class Mover:
             return Event("unknown", reason=error.message)
         if node is None:
             return Event("refused", reason=f"the lease of {self._destination} has ended")
-        self._why = f"every page was verified on {self._destination}"
         return await self._write(lambda held: ownership.commit(
             held, epoch=self._epoch, move=self.move, node=node, leader=self.term.leader, now=self.term.clock.wall(),
-            reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"))
+            reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"),
+            why=f"every page was verified on {self._destination}")
 
     async def do_write_abort(self, command: Command) -> Event:
         """Abort: write that the source stays the owner."""
-        self._why = command.reason
         return await self._write(lambda held: ownership.abort(
             held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
-            reason=command.reason))
+            reason=command.reason), why=command.reason)
 
     async def do_read_record(self, command: Command) -> Event:
         """What the record says of this move; waits a little when the registry does not answer."""
@@ -245,10 +244,11 @@ class Mover:
             log.info("a reconciled move stays on record", session=self.name, move=self.move, reason=error.message)
 
     # -- helpers --------------------------------------------------------------------
-    async def _write(self, decide: Callable[[Held], Decision]) -> Event:
-        """A decision as an event."""
+    async def _write(self, decide: Callable[[Held], Decision], why: str = "") -> Event:
+        """A decision as an event. ``why``: what decided the move, if this does and is written."""
         try:
             await self.term.change(self.name, decide)
+            self._why = why or self._why
             return Event("written")
         except Conflict as error:
             self._error = self._error or error

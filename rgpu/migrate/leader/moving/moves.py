@@ -167,6 +167,12 @@ class Moves:
             if mover.involves(host):
                 mover.cancel(reason)
 
+    def end_term(self) -> None:
+        """Abort those of this term that are not ready: a next leader undoes them, and who asked need not wait for it.
+        """
+        for mover in self._movers.values():
+            mover.cancel("its leader leads no more")
+
     async def abort(self, name: str, move: str | None = None, reason: str = "aborted on request") -> dict[str, Any]:
         """Abort a move that is not ready yet; the move's state now. Raises :class:`NotFound`."""
         mover = self._movers.get(name)
