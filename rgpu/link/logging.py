@@ -1,18 +1,19 @@
 """Structured logs: JSON lines, or colours on a terminal; secrets never get in.
 
-Every process calls :func:`configure_logging` once, first thing. Each package that logs imports this module before
-structlog: where rich is installed, ``import structlog`` imports it, and pygments, for coloured tracebacks: a fifth of
+Every process calls :func:`configure_logging` once, first thing (``rgpu run``:
+:func:`rgpu.link.loggers.configure_at_first_line`). Each package that imports structlog imports this module before it:
+where rich is installed, ``import structlog`` imports it, and pygments, for coloured tracebacks: a fifth of
 what a worker, an agent or a daemon takes to start. structlog does without when it does not find rich.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from rgpu.link.loggers import LEVELS, check_level, open_log
 
 if "structlog" not in sys.modules:
     _there = sys.modules.get("rich")
@@ -28,7 +29,6 @@ import structlog
 
 _SECRET_WORDS = ("secret", "ticket", "password", "send_key", "receive_key", "hash_key", "private")
 _HIDDEN = "(hidden)"
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure_logging(*, level: str = "info", file: Path | None = None, stream: TextIO | None = None,
@@ -38,14 +38,8 @@ def configure_logging(*, level: str = "info", file: Path | None = None, stream: 
     ``json``: JSON lines; by default everywhere but on a terminal. ``bound``:
     values that every line carries. Raises :class:`ValueError` for an unknown level.
     """
-    if level not in _LEVELS:
-        raise ValueError(f"log level {level!r}: use one of {', '.join(_LEVELS)}")
-    target: TextIO
-    if file is not None:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        target = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
-    else:
-        target = stream or sys.stderr
+    check_level(level)
+    target = open_log(file) if file is not None else stream or sys.stderr
     plain = json if json is not None else not target.isatty()
     renderer: Any = structlog.processors.JSONRenderer(default=repr) if plain else structlog.dev.ConsoleRenderer()
     structlog.configure(
@@ -58,7 +52,7 @@ def configure_logging(*, level: str = "info", file: Path | None = None, stream: 
             *([structlog.processors.format_exc_info] if plain else []),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=target),
         cache_logger_on_first_use=False,
     )

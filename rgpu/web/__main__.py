@@ -11,7 +11,7 @@ import sys
 
 import uvicorn
 
-from rgpu.link.control.control_client import AsyncControlClient
+from rgpu.link.control.async_client import AsyncControlClient
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.link.logging import configure_logging
 from rgpu.web.app import Web

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-import structlog
 
 from rgpu.client.journal.kept import Journal, Policy, prepare_directory
 from rgpu.client.journal.recorder import Recorder
@@ -43,6 +42,7 @@ from rgpu.client.shim_link.observe import Observer
 from rgpu.link import versions
 from rgpu.link.accepting import accept_next
 from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -57,7 +57,7 @@ from rgpu.session.errors import (
 )
 from rgpu.session.facts import SessionFacts
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 GATHER_TIMEOUT = 10.0
 HELLO_TIMEOUT = 5.0

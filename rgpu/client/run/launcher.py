@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import structlog
-
 from rgpu.client.detached.standby import Standby
 from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
@@ -27,6 +25,7 @@ from rgpu.link.control import ControlClient
 from rgpu.link.description import MOST, named, remember
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import (
     AlreadyExists,
     NotFound,
@@ -39,7 +38,7 @@ from rgpu.session.errors import (
 from rgpu.session.printable import printable
 from rgpu.session.run_environment import POOL, SESSION
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"

@@ -14,8 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from rgpu.client.run.known_nodes import KnownNodes
 from rgpu.client.run.pool_clock import PoolClock
 from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
@@ -23,9 +21,10 @@ from rgpu.link.control import ControlClient
 from rgpu.link.data import proofs
 from rgpu.link.data.tickets import LIFETIME
 from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import AuthenticationFailed, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 THREADS = 4
 FIND_TIMEOUT = 5.0

@@ -18,16 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import structlog
-
 from rgpu.client.run.pool_desk import Desk
 from rgpu.link import versions
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_MANAGED_OFFSET, USAGE_OFFSET, USAGE_PAGE_SIZE
 from rgpu.session.errors import Corrupt, NotFound, RgpuError
 from rgpu.session.facts import MAX_DEVICES, SessionFacts
 from rgpu.session.observed import Observation, Process
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CANDIDATE_SECONDS = 10.0  #: how long a candidate's facts are given out before the pool is asked again
 UNKNOWN_SECONDS = 2.0  #: and how long a refusal is
