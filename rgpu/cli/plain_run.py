@@ -8,7 +8,9 @@ click, the verb's forty options and what reads them take a quarter of the start.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ class PlainRun:
         """Run it, and exit as the program does, or as the verb does by its errors."""
         try:
             self._start()
+        except SystemExit as end:
+            _leave(end)
         except (RgpuError, OSError, KeyboardInterrupt) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # who read our output has enough
                 sys.exit(1)
@@ -49,6 +53,19 @@ class PlainRun:
         starting.start(self.program, settings, starting.requested(self.values.get("host"), self.values.get("gpus"),
                                                                   queue=queue),
                        name=self.values.get("name"), lazy="lazy" in self.flags)
+
+
+def _leave(end: SystemExit) -> NoReturn:
+    """End this process without taking the interpreter down piece by piece: the run has closed what it had opened.
+
+    What was being read in for the program's sake is not waited for.
+    """
+    if isinstance(end.code, str):
+        raise end
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+            stream.flush()
+    os._exit(end.code or 0)
 
 
 def read(arguments: Sequence[str]) -> PlainRun | None:

@@ -7,8 +7,12 @@ imports structlog itself (:mod:`rgpu.link.logging`).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,8 +31,18 @@ class _Logger:
 
     def __getattr__(self, method: str) -> Any:
         if self._made is None:
-            self._made = _structlog().get_logger(self._name)
+            try:
+                self._made = _structlog().get_logger(self._name)
+            except (OSError, MemoryError) as error:  # no descriptor is left: the next line tries again
+                return partial(self._bare, method, error)
         return getattr(self._made, method)
+
+    def _bare(self, level: str, trouble: BaseException, event: str, *args: Any, **values: Any) -> None:
+        """Log a line without its values, which structlog would clean of secrets."""
+        stream = _pending[0][1] if _pending else sys.stderr
+        line = {"event": event, "level": level, "logger": self._name, "bare": f"structlog is not there: {trouble}"}
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(json.dumps(line) + "\n")
 
 
 def _structlog() -> Any:

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rgpu.client.detached.standby import Standby
 from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
@@ -37,6 +36,9 @@ from rgpu.session.errors import (
 )
 from rgpu.session.printable import printable
 from rgpu.session.run_environment import POOL, SESSION
+
+if TYPE_CHECKING:
+    from rgpu.client.detached.standby import Standby
 
 log = get_logger(__name__)
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from rgpu.client.run.known_nodes import KnownNodes
 from rgpu.client.run.pool_clock import PoolClock
-from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
+from rgpu.client.session.owner import Owner, OwnerGone, OwnerKnown, OwnerUnknown
 from rgpu.link.control import ControlClient
-from rgpu.link.data import proofs
 from rgpu.link.data.tickets import LIFETIME
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.link.loggers import get_logger
@@ -52,6 +51,8 @@ class Grant:
         """
         if self.keys is None or not owner.public:
             return self.ticket, self.secret
+        from rgpu.link.data import proofs  # cryptography: not before a program uses CUDA
+
         made = proofs.prove(self.keys, owner.public, session, now=self.clock.now())
         return made.ticket, made.secret
 
@@ -123,7 +124,7 @@ class Desk:
         self.quietly("pool.ping", {}, FIND_TIMEOUT)
 
     # -- what sessions ask --------------------------------------------------------------
-    def find_owner(self, session: str, seen: int = 0) -> Event:
+    def find_owner(self, session: str, seen: int = 0) -> OwnerKnown | OwnerUnknown | OwnerGone:
         """Ask any node who owns the session. ``seen``: our highest epoch, which a registry that went back lacks."""
         try:
             reply = self.call("session.owner", {"session": session, "epoch": seen}, FIND_TIMEOUT)
@@ -167,7 +168,7 @@ class Desk:
                 return
 
 
-def owner_event(reply: Any) -> Event:
+def owner_event(reply: Any) -> OwnerKnown | OwnerUnknown | OwnerGone:
     """A reply of session.owner as an event; one without an address is *unknown*."""
     now = time.monotonic()
     try:

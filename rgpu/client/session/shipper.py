@@ -34,8 +34,8 @@ from rgpu.client.session.shipping import Shipping
 from rgpu.client.session.upkeep import Upkeep
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
-from rgpu.client.shim_link.observe import Usage
 from rgpu.client.shim_link.returns import Returns
+from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link import effects
 from rgpu.link.data.frames import SealedConnection
 from rgpu.link.loggers import get_logger

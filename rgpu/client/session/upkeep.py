@@ -11,7 +11,7 @@ from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
 from rgpu.client.run.pool_desk import Grant
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
-from rgpu.client.shim_link.observe import Usage
+from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import STATS
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from rgpu.link.control.framing import MESSAGE_LIMIT, encode, heartbeat
 from rgpu.link.control.verbs import VERBS
@@ -28,6 +28,8 @@ HEAD_START = 0.3  #: s that a node has for it alone, before the next is looked a
 Progress = Callable[[dict[str, Any]], None]
 decode = msgspec.msgpack.Decoder().decode
 _AUTH_REFUSED = 400
+#: First frame of a monitor's message (zmq_socket_monitor(3)): event, value. pyzmq's reader of it imports asyncio.
+_EVENT = Struct("=Hi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +266,12 @@ class _Peer:
 
     def _events(self) -> None:
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            event, value = _EVENT.unpack(self._monitor.recv_multipart()[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
+            elif event == zmq.EVENT_DISCONNECTED:
                 self._connected = False
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH and event["value"] == _AUTH_REFUSED:
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _AUTH_REFUSED:
                 raise _NotLetIn(f"{self._endpoint.address} does not know this key: have it authorized ('rgpu keys')",
                                 address=self._endpoint.address)
 
