@@ -1,7 +1,7 @@
 """``rgpu run`` with options that need no click: its start is waited for, each time.
 
-click, the verb's forty options and what reads them take a quarter of the start. So the options of :data:`FLAGS` and
-:data:`VALUES` are read here; any other one, and whatever is wrong with these, is left to
+click, and the verb's forty options with what reads them, would be a good part of the start. So the options of
+:data:`FLAGS` and :data:`VALUES` are read here; any other one, and whatever is wrong with these, is left to
 :mod:`rgpu.cli.sessions.run`, which means the same by them. Both then start the program by
 :mod:`rgpu.cli.sessions.starting`.
 """

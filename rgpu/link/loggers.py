@@ -1,8 +1,9 @@
-"""Loggers that import structlog with the first line that is logged.
+"""Structured logs: JSON lines, or colours on a terminal; secrets never get in.
 
-structlog imports asyncio, ssl and pickle: a sixth of what ``rgpu run`` takes to start, and a run without trouble logs
-nothing before its program uses CUDA. What the client and the links log goes through :func:`get_logger`; the server side
-imports structlog itself (:mod:`rgpu.link.logging`).
+Every process calls :func:`configure_logging` once, first thing, or :func:`configure_at_first_line`: a logger of
+:func:`get_logger` imports structlog with its first line. structlog imports asyncio, ssl and pickle, which ``rgpu run``
+would wait for at each start, and a run without trouble logs nothing before its program uses CUDA. So the client and the
+links log through :func:`get_logger`; the server side imports structlog itself (:mod:`rgpu.link.logging`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}  #: by name, as :mod:`logging` numbers them
+
+_SECRET_WORDS = ("secret", "ticket", "password", "send_key", "receive_key", "hash_key", "private")
+_HIDDEN = "(hidden)"
 
 _configuring = threading.Lock()
 _pending: list[tuple[str, TextIO]] = []  #: of :func:`configure_at_first_line`
@@ -39,7 +44,7 @@ class _Logger:
 
     def _bare(self, level: str, trouble: BaseException, event: str, *args: Any, **values: Any) -> None:
         """Log a line without its values, which structlog would clean of secrets."""
-        stream = _pending[0][1] if _pending else sys.stderr
+        stream = next((stream for _, stream in _pending), sys.stderr)
         line = {"event": event, "level": level, "logger": self._name, "bare": f"structlog is not there: {trouble}"}
         with contextlib.suppress(OSError, ValueError):
             stream.write(json.dumps(line) + "\n")
@@ -47,7 +52,7 @@ class _Logger:
 
 def _structlog() -> Any:
     """Import it, configured as was asked for."""
-    from rgpu.link.logging import configure_logging, structlog
+    from rgpu.link.logging import structlog
 
     with _configuring:  # what another thread logs meanwhile must not go elsewhere
         if _pending:
@@ -81,3 +86,51 @@ def configure_at_first_line(level: str, file: Path) -> None:
     The file is opened at once. Raises :class:`ValueError` for an unknown level, :class:`OSError`.
     """
     _pending[:] = [(check_level(level), open_log(file))]
+
+
+def configure_logging(*, level: str = "info", file: Path | None = None, stream: TextIO | None = None,
+                      json: bool | None = None, **bound: Any) -> None:
+    """Send this process' logs to ``file`` (mode 0600, appended) or to ``stream`` (default stderr).
+
+    ``json``: JSON lines; by default everywhere but on a terminal. ``bound``:
+    values that every line carries. Raises :class:`ValueError` for an unknown level.
+    """
+    from rgpu.link.logging import structlog
+
+    check_level(level)
+    target = open_log(file) if file is not None else stream or sys.stderr
+    plain = json if json is not None else not target.isatty()
+    renderer: Any = structlog.processors.JSONRenderer(default=repr) if plain else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            redact,
+            structlog.processors.StackInfoRenderer(),
+            *([structlog.processors.format_exc_info] if plain else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(file=target),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(**bound)
+
+
+def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Hide whatever is named like a secret, at any depth; bytes are shown by their length."""
+    return {key: _clean(key, value) for key, value in event.items()}
+
+
+def _clean(key: Any, value: Any, depth: int = 0) -> Any:
+    name = key.lower() if isinstance(key, str) else ""
+    if any(word in name for word in _SECRET_WORDS) and not isinstance(value, bool):
+        return _HIDDEN
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"({len(value)} bytes)"
+    if isinstance(value, dict):
+        return _HIDDEN if depth > 6 else {k: _clean(k, v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return _HIDDEN if depth > 6 else [_clean("", item, depth + 1) for item in value]
+    return value

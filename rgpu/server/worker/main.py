@@ -33,7 +33,7 @@ from rgpu.link.data.frames import Handover
 from rgpu.link.local.channel import listen
 from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.migrate.membership.lease_keeper import DeadlinePage
 from rgpu.migrate.membership.leases import NODE_SLOT
 from rgpu.migrate.records.reconcile import EVENTS

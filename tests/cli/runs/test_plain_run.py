@@ -16,7 +16,7 @@ from rgpu.cli import plain_run
 from rgpu.cli.plain_run import FLAGS, VALUES
 from rgpu.cli.sessions.run import command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = ["run", "--", "-", "", "true", "-c", "--name", "--name=a", "--name=", "n", "-q", "-qq", "--quiet", "--quiet=1",
          "--lazy", "--queue", "--memory", "1GiB", "--pool=p", "--host", "--gpus=0.5", "--gpus", "2", "--ranks",
          "--help", "-h", "-d", "--detach", "--nam", "--context", "--label", "a=b", "--record=x"]
