@@ -63,8 +63,9 @@ def _leave(end: SystemExit) -> NoReturn:
     if isinstance(end.code, str):
         raise end
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
-            stream.flush()
+        if stream is not None:  # as where this process was started without
+            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+                stream.flush()
     os._exit(end.code or 0)
 
 
