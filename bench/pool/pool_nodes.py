@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rgpu.link.logging import configure_logging  # noqa: E402
+from rgpu.link.loggers import configure_logging  # noqa: E402
 from rgpu.migrate.membership.lease_keeper import renewal_interval  # noqa: E402
 from rgpu.migrate.records.keys import INVITATIONS, KEYS, LEADER, node_key
 from rgpu.migrate.records.schema import DeviceRecord, NodeRecord, decode, encode

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,6 +209,8 @@ def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
         if named:
             raise UsageError(f"RGPU_CONFIG names {path}, which does not exist")
         return None, {}
+    import tomllib  # most users have no such file
+
     try:
         content = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
@@ -135,20 +135,28 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except RgpuError as error:
-            fail(suggesting.with_nearest(error, lambda: settings(pool=kwargs.get("pool"))), str(kwargs.get("output")))
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # who read our output has enough: click ends us
-                raise
-            fail(suggesting.of_system(error), str(kwargs.get("output")))
-        except KeyboardInterrupt:
-            err.print("interrupted")
-            sys.exit(130)
+        except (RgpuError, OSError, KeyboardInterrupt) as error:
+            tell(error, pool=kwargs.get("pool"), output=str(kwargs.get("output")))
 
     return wrapper
 
 
-def fail(error: RgpuError, output: str = "text") -> None:
+def tell(error: BaseException, *, pool: str | None = None, output: str = "text") -> NoReturn:
+    """Tell the error of a verb and exit with its class's code; raises what there are no words for.
+
+    ``pool``, ``output``: the verb's options.
+    """
+    if isinstance(error, RgpuError):
+        fail(suggesting.with_nearest(error, lambda: settings(pool=pool)), output)
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:  # then who read our output has enough: click ends us
+        fail(suggesting.of_system(error), output)
+    if isinstance(error, KeyboardInterrupt):
+        err.print("interrupted")
+        sys.exit(130)
+    raise error
+
+
+def fail(error: RgpuError, output: str = "text") -> NoReturn:
     """Print the error and exit with its class's code."""
     if output == "json":
         print(json.dumps(error.as_dict(), default=str))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import structlog
+from rgpu.link.loggers import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 #: Seconds to wait where a descriptor or memory is missing: whoever holds it may give it back meanwhile.
 BACK_OFF = 0.05

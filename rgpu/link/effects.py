@@ -15,11 +15,10 @@ import threading
 import time
 from pathlib import Path
 
-import structlog
-
+from rgpu.link.loggers import get_logger
 from rgpu.session.effects import LONGEST_NOTE, MAGIC, Effect, Header, Kind, pack
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _FOLDER = os.environ.get("RGPU_EFFECTS")
 _leaders: dict[tuple[str, str], EffectsLog] = {}

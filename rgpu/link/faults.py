@@ -23,11 +23,10 @@ import signal
 import time
 from pathlib import Path
 
-import structlog
-
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import MoveFailed
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _FILE = os.environ.get("RGPU_FAULT_FILE")
 

@@ -30,15 +30,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-import structlog
 import zmq
 import zmq.utils.z85
 
+from rgpu.link.loggers import get_logger
 from rgpu.link.private_files import private_directory, read_file, write_file
 from rgpu.link.revoked import RevokedKeys
 from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, UsageError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 ROLES = ("user", "node", "operator", "invited", "web")  #: no file is of the last one
 SECRET_BYTES = 32

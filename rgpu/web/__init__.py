@@ -4,3 +4,5 @@ A process of its own (``python -m rgpu.web``), started and ended by the daemon. 
 to the daemon carries the grant of who is logged in, and has the rights of that
 user's key (:mod:`rgpu.link.control.grants`).
 """
+
+import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

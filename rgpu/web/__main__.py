@@ -11,9 +11,9 @@ import sys
 
 import uvicorn
 
-from rgpu.link.control.control_client import AsyncControlClient
+from rgpu.link.control.async_client import AsyncControlClient
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.web.app import Web
 
 TOLD_BYTES = 64 * 1024

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rgpu.link.control.control_client import AsyncControlClient
+from rgpu.link.control.async_client import AsyncControlClient
 from rgpu.session.errors import (
     AuthenticationFailed,
     LimitReached,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rgpu.link.control.control_client import AsyncControlClient
+from rgpu.link.control.async_client import AsyncControlClient
 from rgpu.web.logins import Login
 
 FRESH_SECONDS = 0.7  #: for which an answer to a question serves the same login again

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from rgpu.api.contexts import Contexts
 from rgpu.api.settings import Settings
-from rgpu.cli.main import cli
+from rgpu.cli.command_line import cli
 from rgpu.link import invitations
 from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles
 from rgpu.link.private_files import private_directory

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import rgpu
-from rgpu.cli.main import cli
+from rgpu.cli.command_line import cli
 from rgpu.session.errors import Refused
 
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e[red]x[/red]\x1b[2J"

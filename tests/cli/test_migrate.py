@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rgpu.cli.main import cli
+from rgpu.cli.command_line import cli
 from rgpu.cli.moves import migrate
 from rgpu.session.errors import NotFound
 

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from rgpu.api.settings import Settings
-from rgpu.cli.main import cli
+from rgpu.cli.command_line import cli
 from rgpu.cli.moves import rebalance
-from rgpu.cli.sessions import run
+from rgpu.cli.sessions import starting
 from rgpu.migrate.leader.requests import read_wants
 from rgpu.migrate.records.schema import Wants
 from rgpu.session.errors import UsageError
@@ -19,7 +19,7 @@ from rgpu.session.errors import UsageError
 def requested(**values: Any) -> dict[str, Any]:
     given = {"host": None, "gpus": None, "compute": None, "models": (), "priority": 0, "anti_affinity": None,
              "queue": False, **values}
-    return run.requested(**given)
+    return starting.requested(**given)
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:

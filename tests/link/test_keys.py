@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from rgpu.link.keys import AuthorizedKeys, Endpoint, KeyPair, PoolFiles, PublicKey
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
 
 

@@ -12,8 +12,9 @@ from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
 from rgpu.session.errors import Corrupt, RecoveryFailed
 from rgpu.session.journal.record import Record
 from rgpu.session.objects import ahead, graphs, module_table
-from rgpu.session.objects.live import _HANDLERS, LiveObjects
+from rgpu.session.objects.live import LiveObjects
 from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
+from rgpu.session.objects.object_calls import HANDLERS
 from tests.support.naive_device import NaiveDevice, call
 
 MIB2 = 2 << 20
@@ -36,7 +37,7 @@ def _answer(place: int, name: str = "g", functions: int = 1) -> bytes:
 
 
 def test_every_call_that_changes_objects_is_handled() -> None:
-    assert set(_HANDLERS) == {c.id for c in BY_ID.values() if c.effect not in (Effect.NONE, Effect.WRITES)}
+    assert set(HANDLERS) == {c.id for c in BY_ID.values() if c.effect not in (Effect.NONE, Effect.WRITES)}
 
 
 def test_a_long_session_stays_small() -> None:

@@ -42,7 +42,7 @@ class RegionState(msgspec.Struct, frozen=True):
 class SessionState(msgspec.Struct, kw_only=True):
     """See the module docstring.
 
-    ``live``: the dict of :mod:`rgpu.session.objects.live`, opaque here. ``events``:
+    ``live``: the dict of :mod:`rgpu.session.objects.live_format`, opaque here. ``events``:
     event → session-clock ns of its last completed record, or None. ``clock``:
     session clock, ns. ``answers``: answers the program has not confirmed, as
     the worker keeps them. ``printed``: [bytes that kernels printed so far, those

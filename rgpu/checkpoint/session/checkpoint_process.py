@@ -54,7 +54,7 @@ from rgpu.checkpoint.store.grants import granted
 from rgpu.checkpoint.store.pace import Pace
 from rgpu.checkpoint.store.writer import CheckpointWriter
 from rgpu.link.local.packets import Channel
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.session.errors import LinkError, RgpuError, StoreError, from_dict
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ import click
 from rgpu.api.settings import parse_size
 from rgpu.cli import common
 from rgpu.cli.groups import Group
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME
 from rgpu.session.errors import Corrupt, NotFound, UsageError

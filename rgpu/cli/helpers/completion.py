@@ -19,7 +19,7 @@ def command(shell: str) -> None:
     zsh:   rgpu completion zsh > "${fpath[1]}/_rgpu"
     fish:  rgpu completion fish > ~/.config/fish/completions/rgpu.fish
     """
-    from rgpu.cli.main import cli
+    from rgpu.cli.command_line import cli
 
     found = get_completion_class(shell)
     assert found is not None, shell

@@ -25,7 +25,7 @@ import structlog
 from rgpu.cli.pool import log_size, wait_ready
 from rgpu.link.keys import PoolFiles
 from rgpu.link.local.processes import process_start
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.session.errors import PoolUnavailable, RgpuError, from_dict
 
 log = structlog.get_logger(__name__)

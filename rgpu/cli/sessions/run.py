@@ -6,18 +6,15 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rgpu.api.report import Report
-from rgpu.api.settings import Settings
 from rgpu.cli import common
-from rgpu.cli.pool import pool_files, require_pool
 from rgpu.cli.runs import detaching, limits
 from rgpu.cli.selecting import read_labels
-from rgpu.cli.sessions import gangs
-from rgpu.session.devices import MAX_GPUS, MAX_RANKS
+from rgpu.cli.sessions import gangs, starting
+from rgpu.session.devices import MAX_RANKS
 from rgpu.session.errors import RgpuError, UsageError
 
 
@@ -106,8 +103,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
         if log_limit is not None and supervised is None:
             raise UsageError("--log-limit is for --detach: in the foreground the output is the terminal's")
         from rgpu.client.detached.standby import Standby, Supervised
-        from rgpu.client.run.launcher import default_name, run
-        from rgpu.link.logging import configure_logging
+        from rgpu.client.run.launcher import default_name
 
         standby = Standby(Supervised.read(supervised)) if supervised is not None else None
         settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
@@ -115,20 +111,14 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
         if ranks is not None or spread or gang is not None or of is not None or gang_deadline is not None:
             name = name or default_name(program)
             asked, gpus = gangs.read(name, gpus, ranks, spread, gang, of, gang_deadline, lazy)
-            options = {**requested(host, gpus, compute, models, priority, anti_affinity, queue), "gang": asked}
+            options = {**starting.requested(host, gpus, compute, models, priority, anti_affinity, queue), "gang": asked}
         else:
-            options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
+            options = starting.requested(host, gpus, compute, models, priority, anti_affinity, queue)
         if labels:
             options["labels"] = read_labels(labels)
-        if settings.given("client_grace"):
-            options["client_grace"] = settings.client_grace
-        configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
-        sys.exit(run(list(program), name=name, memory=settings.memory or None, pool=_pool(settings),
-                     recover=settings.recover,
-                     journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
-                     extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
-                     max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto",
-                     lazy=lazy, quiet=settings.quiet, started=report.started, limit=limit, standby=standby))
+        starting.start(program, settings, options, name=name, on_full=on_full, checkpoint_every=checkpoint_every,
+                       max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto",
+                       lazy=lazy, started=report.started, limit=limit, standby=standby)
 
 
 @contextlib.contextmanager
@@ -141,30 +131,3 @@ def _reported(fd: int | None) -> Iterator[Report]:
         if report.refused(error):
             sys.exit(error.exit_code)
         raise
-
-
-def requested(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,
-           anti_affinity: str | None, queue: bool) -> dict[str, Any]:
-    """What the pool is asked for beside memory, as `options` of session.create. Raises :class:`UsageError`."""
-    if gpus is not None:
-        from rgpu.migrate.scheduling.snapshot import demand
-
-        if demand(gpus).gpus > MAX_GPUS:
-            raise UsageError(f"--gpus {gpus}: a session has {MAX_GPUS} GPUs at most")
-    found = {"host": host, "gpus": gpus, "compute": compute, "models": list(models), "priority": priority,
-             "anti_affinity": anti_affinity, "queue": queue}
-    return {key: value for key, value in found.items() if value}
-
-
-def _log_file(settings: Settings) -> Path:
-    """The agent's log: the terminal belongs to the program."""
-    path = Path(settings.journal_dir).parent / "agent.log"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
-def _pool(settings: Settings) -> Path:
-    """The pool's directory. Raises :class:`NotFound` with what to do when there is none."""
-    files = pool_files(settings)
-    require_pool(files)
-    return files.root

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import structlog
 
 from rgpu.client.run.pool_desk import Grant
 from rgpu.client.session.attachment import Owner
 from rgpu.link.data import lanes
 from rgpu.link.data.frames import TRICKLE, SealedConnection, client_preamble, connect
 from rgpu.link.data.lanes import Lane
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import LANE, MARK_LAYOUT
 from rgpu.session.errors import LinkError, RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 OPEN_SECONDS = 4.0  #: for one of them
 WAIT_SECONDS = 10.0  #: without more than a trickle of a marked message, and its link is given up

@@ -22,11 +22,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import structlog
-
 from rgpu.client.data_link.host_link import HostLink
 from rgpu.client.shim_link.segments import ExternalRun, Memory, Segment
 from rgpu.link.local import shared
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.memory import DROP, MAPPED, MEMORY, REFUSED
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from rgpu.client.journal.cursor import Cursor
     from rgpu.client.journal.kept import Journal
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 #: Calls whose payload the device reads and nobody keeps; others (module binaries, graphs) are copied from a frame as
 #: ever.

@@ -6,12 +6,11 @@ import mmap
 import os
 from typing import Any
 
-import structlog
-
 from rgpu.link.local import shared
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LARGEST_AREA = 1 << 34
 

@@ -7,13 +7,12 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-import structlog
-
 from rgpu.client.data_link.connection import decode_map
 from rgpu.client.session import attachment as at
 from rgpu.client.session.parts import Parts
 from rgpu.link.data.lanes import WORTH
 from rgpu.link.data.published import read_pong
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import ANSWER, ANSWER_AT, LANED_BACK, NEED, NOTICE, PONG, PRESENT, TEXT, WATERMARK
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rgpu.client.data_link.connection import DataLink
     from rgpu.client.session.upkeep import Upkeep
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MESSAGES = 64  #: of the worker, taken in a row
 

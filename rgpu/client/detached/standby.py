@@ -11,15 +11,15 @@ import threading
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from rgpu.client.detached.channels import Supervised
 from rgpu.client.detached.keeping import Keeper
 from rgpu.link.local.processes import signal_program
+from rgpu.link.loggers import get_logger
 from rgpu.link.runs.folder import Runs, process
 from rgpu.session.errors import RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PATIENCE = 10.0  #: seconds for a supervisor that was killed to be gone
 SUPERVISOR_DIED = "its supervisor died, its agent went on"

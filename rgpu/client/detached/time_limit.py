@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from rgpu.link.local.processes import alive, family, signal_program
+from rgpu.link.loggers import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 KILL_AFTER = 30.0  #: seconds
 LOOK_SECONDS = 1.0  #: a host that slept wakes up later than it was set to

@@ -10,16 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import structlog
-
 from rgpu.client.journal.cursor import Cursor
+from rgpu.link.loggers import get_logger
 from rgpu.session.journal.journal_file import JournalFileWriter
 from rgpu.session.journal.recording import ANSWERS, SUFFIX, answer_line
 
 if TYPE_CHECKING:
     from rgpu.client.journal.kept import Journal
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PIECE = 16 << 20  #: bytes taken from the journal at once
 

@@ -8,7 +8,6 @@ reason, and its CUDA calls return an error; the agent and the others go on.
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import shutil
@@ -19,30 +18,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import blake3
-import structlog
-
-from rgpu.client.journal.kept import Journal, Policy, prepare_directory
-from rgpu.client.journal.recorder import Recorder
 from rgpu.client.run import pool_desk as desks
-from rgpu.client.run.gang import GangMember, GangRun
 from rgpu.client.run.given import given_line
 from rgpu.client.run.placing import PlacedSession, program_asking
 from rgpu.client.run.pool_desk import Desk, Grant
+from rgpu.client.run.read_ahead import ReadAhead
 from rgpu.client.run.run_memory import RunMemory
 from rgpu.client.run.waiting import create_session
-from rgpu.client.session.attachment import Owner
-from rgpu.client.session.identity import Identity
-from rgpu.client.session.shipper import Shipper
-from rgpu.client.shim_link import answer_ring
-from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
-from rgpu.client.shim_link.local import Choose, Gather, Hello, ListDevices, LocalPeer, NewSegment, Observe, listen
+from rgpu.client.shim_link.listening import listen
 from rgpu.client.shim_link.observe import Observer
 from rgpu.link import versions
 from rgpu.link.accepting import accept_next
 from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -57,10 +47,19 @@ from rgpu.session.errors import (
 )
 from rgpu.session.facts import SessionFacts
 
-log = structlog.get_logger(__name__)
+# What only a program that uses CUDA needs is read in with its first process, or ahead of it (read_ahead.py).
+if TYPE_CHECKING:
+    from rgpu.client.journal.kept import Policy
+    from rgpu.client.journal.recorder import Recorder
+    from rgpu.client.run.gang import GangMember, GangRun
+    from rgpu.client.session.owner import Owner
+    from rgpu.client.session.shipper import Shipper
+    from rgpu.client.shim_link.local import Gather, Hello, LocalPeer, NewSegment
+
+log = get_logger(__name__)
 
 GATHER_TIMEOUT = 10.0
-HELLO_TIMEOUT = 5.0
+LIST_TIMEOUT = 5.0
 EXIT_CODE_TIMEOUT = 5.0
 NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
 
@@ -116,6 +115,7 @@ class Agent:
         self._exit_code: int | None = None
         self.why = ""  #: the run is ended, if not by its program itself
         self._exited = threading.Event()
+        self._reading = ReadAhead()
         self._accepting = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
 
     def start(self) -> None:
@@ -131,14 +131,12 @@ class Agent:
         """
         _, name = self._next_name()
         args = self._order(name, program_asking(command, socket.gethostname()))
-        # What bulk data needs is read in while the pool makes the session: nothing waits for it then.
-        reading = threading.Thread(target=importlib.import_module, args=("numpy",), name="reads-ahead")
-        reading.start()
-        try:
-            reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
-        finally:
-            reading.join()
+        self._reading.start()
+        reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
+        self._reading.placed()
         if "members" in reply:
+            from rgpu.client.run.gang import GangRun
+
             self._gang = GangRun(self.desk, args, reply, lambda one: self._read(one)[0], self._directory)
             if not self.options.quiet:
                 self._complain(self._gang.line())
@@ -155,6 +153,8 @@ class Agent:
     def child_started(self, pid: int) -> None:
         """Note the process id of the program that ``rgpu run`` started."""
         self._child = pid
+        self._reading.start()
+        self._reading.placed()
 
     def child_exited(self, code: int) -> None:
         """The program's exit code, for its session's record."""
@@ -172,6 +172,7 @@ class Agent:
 
     def close(self, timeout: float = 10.0) -> None:
         """End all sessions, tell the pool, and take the socket away."""
+        self._reading.stop()
         with self._lock:
             self._closing = True
             shippers, threads = list(self._shippers.values()), list(self._threads)
@@ -217,6 +218,9 @@ class Agent:
     def _serve(self, sock: socket.socket) -> None:
         peer: LocalPeer | None = None
         try:
+            from rgpu.client.run.hello import wait_hello
+            from rgpu.client.shim_link.local import Gather, ListDevices, LocalPeer, Observe
+
             peer = LocalPeer(sock)
             hello, early, device = wait_hello(peer)
             if isinstance(hello, Observe):
@@ -269,7 +273,7 @@ class Agent:
             raise Refused("this run is not a gang's: it has no list of devices")
         peer.send_list(self._gang.facts.encode())
         while not peer.flush():
-            select.select([], [peer.fileno()], [], HELLO_TIMEOUT)
+            select.select([], [peer.fileno()], [], LIST_TIMEOUT)
         peer.close()
 
     def _gather(self, peer: LocalPeer, asked: Gather) -> None:
@@ -277,6 +281,8 @@ class Agent:
 
         What it is refused with is the process's to say: the agent and its sessions go on.
         """
+        import blake3
+
         try:
             session = self.observer.session_of(peer.pid)
             reply = self.desk.call("session.gather", {
@@ -301,13 +307,18 @@ class Agent:
 
     def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment],
                       device: int | None) -> tuple[int, Shipper]:
+        from rgpu.client.journal.kept import Journal
+        from rgpu.client.session.identity import Identity
+        from rgpu.client.session.shipper import Shipper
+        from rgpu.client.shim_link.answer_ring import CAPACITY, AgentPage, AnswerRing
+
         number, reply, asked = self._ask_session(peer, hello, device)
         facts, owner, grant = self._read(reply)
         name = str(reply["session"])
         policy = self._policy(name, reply)
         # The journal is kept here, so its limits are this agent's, whatever the node says.
         facts = replace(facts, number=number, journal_limit=policy.limit, recover=policy.recover)
-        page = AgentPage(answer_ring.CAPACITY if hello.ring else 0)
+        page = AgentPage(CAPACITY if hello.ring else 0)
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client, asked)
         shared = self.options.same_host
@@ -408,6 +419,8 @@ class Agent:
         """Raises :class:`StoreError` when the recording cannot begin: a user who asked for one wants it whole."""
         if self.options.record is None:
             return None
+        from rgpu.client.journal.recorder import Recorder
+
         try:
             return Recorder(self.options.record, session)
         except OSError as error:
@@ -429,6 +442,8 @@ class Agent:
         return number, self.options.name if number == 1 else f"{self.options.name}/{number}"
 
     def _policy(self, name: str, reply: dict[str, Any]) -> Policy:
+        from rgpu.client.journal.kept import Policy, prepare_directory
+
         recover = bool(reply.get("recover", True)) and self.options.recover is not False
         directory = None
         if recover and self.options.journal_dir is not None:
@@ -443,29 +458,3 @@ class Agent:
             return None
         self._exited.wait(EXIT_CODE_TIMEOUT)
         return self._exit_code
-
-
-def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather | ListDevices, list[NewSegment], int | None]:
-    """The first message, segments that came right behind a HELLO, and the device that was chosen before it.
-
-    Raises :class:`TimedOut`, :class:`Corrupt`.
-    """
-    device: int | None = None
-    deadline = time.monotonic() + HELLO_TIMEOUT
-    poller = select.poll()
-    poller.register(peer.fileno(), select.POLLIN)
-    while True:
-        messages = peer.receive()
-        if messages and device is None and isinstance(messages[0], Choose):
-            device = messages.pop(0).device  # type: ignore[union-attr]
-        if messages:
-            break
-        left = deadline - time.monotonic()
-        if peer.eof or left <= 0:
-            raise TimedOut("a process connected to the agent and said nothing")
-        poller.poll(left * 1000)
-    hello, rest = messages[0], messages[1:]
-    segments = [message for message in rest if isinstance(message, NewSegment)]
-    if not isinstance(hello, Hello | Observe | Gather | ListDevices) or len(segments) != len(rest):
-        raise Corrupt("a process did not begin with HELLO", reason="protocol")
-    return hello, segments, device

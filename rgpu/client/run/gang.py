@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from rgpu.client.run.placing import ASK_TIMEOUT, PlacedSession
 from rgpu.client.run.pool_desk import Desk
 from rgpu.client.run.run_memory import RunMemory
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import Corrupt, RgpuError
 from rgpu.session.facts import MAX_DEVICES, MEMBER, MEMBER_DEVICE, DeviceInfo, SessionFacts
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass

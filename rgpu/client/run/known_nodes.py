@@ -20,13 +20,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import structlog
-
 from rgpu.link.description import named
 from rgpu.link.keys import Endpoint
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 LEAST = 3
 REFRESH_SECONDS = 60.0  #: without a reply that names the nodes, after which one is asked for

@@ -15,11 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import structlog
-
-from rgpu.client.detached.standby import Standby
 from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
@@ -27,6 +24,7 @@ from rgpu.link.control import ControlClient
 from rgpu.link.description import MOST, named, remember
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import (
     AlreadyExists,
     NotFound,
@@ -39,7 +37,10 @@ from rgpu.session.errors import (
 from rgpu.session.printable import printable
 from rgpu.session.run_environment import POOL, SESSION
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from rgpu.client.detached.standby import Standby
+
+log = get_logger(__name__)
 
 DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"

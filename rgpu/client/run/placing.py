@@ -10,12 +10,11 @@ import os
 import threading
 from typing import Any
 
-import structlog
-
 from rgpu.client.run.pool_desk import OVER, Desk
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import NotFound, Refused, RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 KEEP_SECONDS = 5.0  #: between two words to the pool; well below `rgpu.migrate.leader.silence.FIRST_AGENT_SECONDS`
 ASK_TIMEOUT = 5.0

@@ -14,18 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from rgpu.client.run.known_nodes import KnownNodes
 from rgpu.client.run.pool_clock import PoolClock
-from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
+from rgpu.client.session.owner import Owner, OwnerGone, OwnerKnown, OwnerUnknown
 from rgpu.link.control import ControlClient
-from rgpu.link.data import proofs
 from rgpu.link.data.tickets import LIFETIME
 from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import AuthenticationFailed, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 THREADS = 4
 FIND_TIMEOUT = 5.0
@@ -53,6 +51,8 @@ class Grant:
         """
         if self.keys is None or not owner.public:
             return self.ticket, self.secret
+        from rgpu.link.data import proofs  # cryptography: not before a program uses CUDA
+
         made = proofs.prove(self.keys, owner.public, session, now=self.clock.now())
         return made.ticket, made.secret
 
@@ -124,7 +124,7 @@ class Desk:
         self.quietly("pool.ping", {}, FIND_TIMEOUT)
 
     # -- what sessions ask --------------------------------------------------------------
-    def find_owner(self, session: str, seen: int = 0) -> Event:
+    def find_owner(self, session: str, seen: int = 0) -> OwnerKnown | OwnerUnknown | OwnerGone:
         """Ask any node who owns the session. ``seen``: our highest epoch, which a registry that went back lacks."""
         try:
             reply = self.call("session.owner", {"session": session, "epoch": seen}, FIND_TIMEOUT)
@@ -168,7 +168,7 @@ class Desk:
                 return
 
 
-def owner_event(reply: Any) -> Event:
+def owner_event(reply: Any) -> OwnerKnown | OwnerUnknown | OwnerGone:
     """A reply of session.owner as an event; one without an address is *unknown*."""
     now = time.monotonic()
     try:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rgpu.client.session.owner import Owner, OwnerGone, OwnerKnown, OwnerUnknown
+
 UNREACHABLE_SECONDS = 10.0  #: OWNERSHIP 7
 _BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  #: seconds before the n-th search in a row
 
@@ -41,45 +43,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Owner of the session, as the pool says. ``address``: (host, port) of the data port.
-
-    ``public``: the node's key, for tickets of the agent's own; empty for a node of the previous version.
-    """
-
-    host: str
-    address: tuple[str, int]
-    epoch: int
-    alive: bool = True
-    public: str = ""
-
-
-# -- events: each carries ``now``, monotonic seconds --------------------------------
-@dataclass(frozen=True, slots=True)
-class OwnerKnown:
-    """Event: the pool named the owner."""
-
-    owner: Owner
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerUnknown:
-    """Nobody answered, or the session has no owner at present."""
-
-    reason: str
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerGone:
-    """The pool says that the session is over."""
-
-    reason: str
-    now: float
-
-
+# -- events: each carries ``now``, monotonic seconds; what the pool says of the owner: rgpu.client.session.owner -----
 @dataclass(frozen=True, slots=True)
 class Attached:
     """The worker's ATTACHED: a sealed frame, so the epoch is proven."""

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from rgpu.client.data_link.bulk import SameHost
 from rgpu.client.data_link.connection import DataLink
 from rgpu.client.data_link.incoming import Incoming
@@ -36,15 +34,16 @@ from rgpu.client.session.shipping import Shipping
 from rgpu.client.session.upkeep import Upkeep
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
-from rgpu.client.shim_link.observe import Usage
 from rgpu.client.shim_link.returns import Returns
+from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link import effects
 from rgpu.link.data.frames import SealedConnection
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import BYE
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 PROGRAM_ENDED = "the program ended"
 SLEEP = 0.05  #: longest sleep, seconds, while something is under way or was a moment ago: a lost wake-up costs no more

@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import structlog
-
 from rgpu.client.journal.keeping import ApplyRate, Exposure, Facts, decide, full_reason
 from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
 from rgpu.client.run.pool_desk import Grant
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
-from rgpu.client.shim_link.observe import Usage
+from rgpu.client.shim_link.usage_page import Usage
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import STATS
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
 from rgpu.session.errors import LinkError, RgpuError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _STATES = {Exposure.RUNNING: RUNNING, Exposure.BLOCK: JOURNAL_FULL, Exposure.UNPROTECTED: UNPROTECTED}
 _EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}

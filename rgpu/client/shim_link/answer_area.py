@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from rgpu.client.data_link.host_link import Area
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_ring import AnswerRing
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import AREA_LAYOUT, AREA_READY
 from rgpu.link.messages.shim import AREA, AREA_OFFER_LAYOUT
 from rgpu.session.errors import Corrupt
@@ -27,7 +26,7 @@ from rgpu.session.errors import Corrupt
 if TYPE_CHECKING:
     from rgpu.client.data_link.connection import DataLink
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class AnswerAreas:

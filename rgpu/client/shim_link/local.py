@@ -15,7 +15,6 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rgpu.link.messages.shim import (
@@ -354,18 +353,3 @@ def _check_protocol(protocol: int) -> None:
 def _text(text: str) -> bytes:
     data = text.encode("utf-8")[:1000]
     return struct.pack("<H", len(data)) + data
-
-
-def listen(directory: Path) -> tuple[socket.socket, Path]:
-    """The agent's socket in ``directory``, which must be private. Raises :class:`LinkError`."""
-    path = directory / "agent.sock"
-    if len(os.fsencode(path)) > 107:
-        raise LinkError(f"{path} is too long for a Unix socket: set TMPDIR to a shorter directory")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    old = os.umask(0o177)
-    try:
-        sock.bind(str(path))
-    finally:
-        os.umask(old)
-    sock.listen(64)
-    return sock, path

@@ -8,62 +8,28 @@ choose now, which is no promise.
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import structlog
+from typing import TYPE_CHECKING, Any
 
 from rgpu.client.run.pool_desk import Desk
 from rgpu.link import versions
-from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_MANAGED_OFFSET, USAGE_OFFSET, USAGE_PAGE_SIZE
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import Corrupt, NotFound, RgpuError
-from rgpu.session.facts import MAX_DEVICES, SessionFacts
-from rgpu.session.observed import Observation, Process
+from rgpu.session.facts import SessionFacts
 
-log = structlog.get_logger(__name__)
+if TYPE_CHECKING:
+    from rgpu.client.shim_link.usage_page import Usage
+    from rgpu.session.observed import Observation
+
+log = get_logger(__name__)
 
 CANDIDATE_SECONDS = 10.0  #: how long a candidate's facts are given out before the pool is asked again
 UNKNOWN_SECONDS = 2.0  #: and how long a refusal is
 CANDIDATE_TIMEOUT = 5.0
 USAGE_SECONDS = 0.5  #: how long a question waits for the page of a session that has just begun
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class Usage:
-    """The shim's page: what it counts. Bytes of each device that the program holds, touches of managed memory."""
-
-    def __init__(self, fd: int) -> None:
-        """Checks, then maps; takes ``fd`` over. Raises :class:`Corrupt`."""
-        try:
-            status = os.fstat(fd)
-            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or status.st_size != USAGE_PAGE_SIZE \
-                    or status.st_blocks * 512 < USAGE_PAGE_SIZE:
-                raise Corrupt("the page of bytes used is not sealed, or not of 4 KiB", reason="seals")
-            self._map = mmap.mmap(fd, USAGE_PAGE_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-        except OSError as error:
-            raise Corrupt(f"the page of bytes used cannot be mapped: {error}", reason="memfd") from error
-        finally:
-            os.close(fd)
-        if self._map[:8] != USAGE_MAGIC:
-            self._map.close()
-            raise Corrupt("the page of bytes used has another magic", reason="header")
-
-    def used(self, devices: int) -> tuple[int, ...]:
-        """Bytes, for each device of the session."""
-        return struct.unpack_from(f"<{min(devices, MAX_DEVICES)}Q", self._map, USAGE_OFFSET)
-
-    def managed(self) -> tuple[int, int]:
-        """Touches of managed memory by the CPU that needed the device; of them, those that wait now."""
-        faults, waiting = struct.unpack_from("<2Q", self._map, USAGE_MANAGED_OFFSET)
-        return faults, waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +89,8 @@ class Observer:
     # -- what a monitor asks --------------------------------------------------------------
     def answer(self, pid: int) -> Observation:
         """Answer the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
+        from rgpu.session.observed import Observation, Process
+
         with self._lock:
             mine = self._session_for(pid)
             if mine is not None and mine.usage is None and not mine.waited:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import struct
 
-import structlog
-
 from rgpu.client.session.delivery import AnswerAssembler, Deliveries, PassingAnswer, Verdict
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_area import AnswerAreas
 from rgpu.client.shim_link.answer_ring import AnswerRing
 from rgpu.client.shim_link.printed import TextLedger
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.shim import (
     ANSWER,
     ANSWER_AT,
@@ -26,7 +25,7 @@ from rgpu.link.messages.shim import (
 )
 from rgpu.session.errors import Corrupt
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim before the link is left alone
 

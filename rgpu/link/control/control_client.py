@@ -1,4 +1,4 @@
-"""The asking end of the control link: a blocking client, and one for asyncio.
+"""The asking end of the control link: a blocking client. The one for asyncio: :mod:`rgpu.link.control.async_client`.
 
 What a lost answer means depends on the verb: an idempotent one is asked again,
 of the next node; for another one the outcome is unknown, and said to be so.
@@ -6,20 +6,18 @@ of the next node; for another one the outcome is unknown, and said to be so.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
-from rgpu.link.control.control_server import MESSAGE_LIMIT, encode, heartbeat
+from rgpu.link.control.framing import MESSAGE_LIMIT, encode, heartbeat
 from rgpu.link.control.verbs import VERBS
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.link.messages.control import Request as Message
@@ -28,33 +26,38 @@ from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, RgpuError
 CONNECT_SECONDS = 2.0  #: for one node to finish the handshake
 HEAD_START = 0.3  #: s that a node has for it alone, before the next is looked at as well
 Progress = Callable[[dict[str, Any]], None]
-_decode = msgspec.msgpack.Decoder().decode
+decode = msgspec.msgpack.Decoder().decode
 _AUTH_REFUSED = 400
+#: First frame of a monitor's message (zmq_socket_monitor(3)): event, value. pyzmq's reader of it imports asyncio.
+_EVENT = Struct("=Hi")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
+class Reply:
+    """A message of a node: word of how far it is, a result or an error."""
+
     progress: dict[str, Any] | None = None
     result: Any = None
     error: RgpuError | None = None
 
 
-def _parse(body: bytes, number: str) -> _Reply | None:
-    """A reply to request ``number``; None for anything else (late answers to other requests)."""
+def parse(body: bytes, number: str) -> Reply | None:
+    """Return a reply to request ``number``; None for anything else (late answers to other requests)."""
     try:
-        value = _decode(body)
+        value = decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if not isinstance(value, dict) or value.get("id") != number:
         return None
     if "progress" in value:
-        return _Reply(progress=dict(value["progress"] or {}))
+        return Reply(progress=dict(value["progress"] or {}))
     if value.get("ok"):
-        return _Reply(result=value.get("result"))
-    return _Reply(error=from_dict(value))
+        return Reply(result=value.get("result"))
+    return Reply(error=from_dict(value))
 
 
-def _configure(socket: Any, keys: KeyPair, endpoint: Endpoint) -> None:
+def configure(socket: Any, keys: KeyPair, endpoint: Endpoint) -> None:
+    """Set the options of a socket that is to be connected to a node."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.public.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
@@ -174,7 +177,7 @@ class ControlClient:
                 self._drop(endpoint)
                 raise UnknownOutcome(f"{endpoint.address} took {message.verb} and its answer got lost: look before "
                                      "you repeat it", verb=message.verb, command=message.command)
-            reply = _parse(body, message.id)
+            reply = parse(body, message.id)
             if reply is None:
                 continue
             if reply.progress is not None:
@@ -219,7 +222,7 @@ class _Peer:
     def __init__(self, context: zmq.Context[Any], keys: KeyPair, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.socket = context.socket(zmq.DEALER)
-        _configure(self.socket, keys, endpoint)
+        configure(self.socket, keys, endpoint)
         self._monitor = self.socket.get_monitor_socket(self.EVENTS)
         self._connected = False
         self._poller = zmq.Poller()
@@ -263,12 +266,12 @@ class _Peer:
 
     def _events(self) -> None:
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            event, value = _EVENT.unpack(self._monitor.recv_multipart()[0])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
+            elif event == zmq.EVENT_DISCONNECTED:
                 self._connected = False
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH and event["value"] == _AUTH_REFUSED:
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == _AUTH_REFUSED:
                 raise _NotLetIn(f"{self._endpoint.address} does not know this key: have it authorized ('rgpu keys')",
                                 address=self._endpoint.address)
 
@@ -276,75 +279,3 @@ class _Peer:
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(0)
-
-
-class AsyncControlClient:
-    """Many calls at once to one node; for daemons. Make and use it in one event loop."""
-
-    def __init__(self, keys: KeyPair, endpoint: Endpoint, context: zmq.asyncio.Context | None = None) -> None:
-        self.endpoint = endpoint
-        self._own = context is None
-        self._context = context or zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _configure(self._socket, keys, endpoint)
-        self._socket.connect(endpoint.address)
-        self._waiting: dict[str, asyncio.Queue[bytes]] = {}
-        self._reader: asyncio.Task[None] | None = None
-
-    async def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
-                   on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "",
-                   grant: str = "") -> Any:
-        """Call a verb as :meth:`ControlClient.call` does, of this node only. ``grant``: of a web page's login."""
-        if self._reader is None:
-            self._reader = asyncio.ensure_future(self._read())
-        message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16),
-                          grant)
-        queue = self._waiting.setdefault(message.id, asyncio.Queue())
-        try:
-            try:
-                await asyncio.wait_for(self._socket.send(encode(message)), timeout)
-            except TimeoutError:
-                raise PoolUnavailable(f"{self.endpoint.address} does not answer", verb=verb) from None
-            while True:
-                try:
-                    body = await asyncio.wait_for(queue.get(), timeout)
-                except TimeoutError:
-                    raise self._lost(message) from None
-                reply = _parse(body, message.id)
-                if reply is None:
-                    continue
-                if reply.progress is not None:
-                    if on_progress:
-                        on_progress(reply.progress)
-                elif reply.error is not None:
-                    raise reply.error
-                else:
-                    return reply.result
-        finally:
-            self._waiting.pop(message.id, None)
-
-    def _lost(self, message: Message) -> RgpuError:
-        if message.verb in VERBS and not VERBS[message.verb].idempotent:
-            return UnknownOutcome(f"{self.endpoint.address} did not answer {message.verb} in time", verb=message.verb,
-                                  command=message.command)
-        return PoolUnavailable(f"{self.endpoint.address} did not answer {message.verb} in time", verb=message.verb)
-
-    async def _read(self) -> None:
-        while True:
-            body = await self._socket.recv()
-            try:
-                number = _decode(body).get("id")
-            except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
-                continue
-            queue = self._waiting.get(number) if isinstance(number, str) else None
-            if queue is not None:
-                queue.put_nowait(body)
-
-    async def close(self) -> None:
-        """Stop reading and close the connection."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        self._socket.close(0)
-        if self._own:
-            self._context.destroy(linger=0)

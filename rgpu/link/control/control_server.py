@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-import structlog
 import zmq
 import zmq.asyncio
 from zmq.utils import z85
@@ -24,26 +22,25 @@ from zmq.utils import z85
 from rgpu.link.accepting import Warned
 from rgpu.link.control import intake, limits
 from rgpu.link.control.access import Actor, check
+from rgpu.link.control.framing import encode, heartbeat
 from rgpu.link.control.front import Front
 from rgpu.link.control.grants import Grants
 from rgpu.link.control.verbs import VERBS
 from rgpu.link.gate.budget import Budget, budget_for
 from rgpu.link.gate.gate import Gate
 from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
+from rgpu.link.loggers import get_logger
 from rgpu.link.messages.control import Request as Message
 from rgpu.session.errors import AuthenticationFailed, LimitReached, LinkError, Refused, RgpuError, from_dict
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
-MESSAGE_LIMIT = 16 * 1024 * 1024  #: bytes of an answer; a client ends a node that sends more
 #: Messages that ZeroMQ keeps for one connection: those that came, and answers to a peer that does not read.
 RECEIVED_AHEAD, ANSWERED_AHEAD = 8, 32
 HANDSHAKE_MS = 5000
 #: Verbs whose request may wait for news, for ``wait`` s.
 POLLS = frozenset({"pool.events", "session.create"})
 _ZAP = "inproc://zeromq.zap.01"
-
-encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -371,13 +368,6 @@ def actor_of(key: PublicKey) -> Actor:
 
 async def _admit_all(request: Request) -> None:
     """Refuse nobody."""
-
-
-def heartbeat(socket: Any) -> None:
-    """ZMTP heartbeats: a peer whose host vanished is noticed within 15 s, idle or not."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, 15000)
 
 
 def _plain(value: Any) -> Any:

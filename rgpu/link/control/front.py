@@ -14,14 +14,13 @@ import secrets
 import socket
 import time
 
-import structlog
-
 from rgpu.link.accepting import Warned
 from rgpu.link.gate.budget import Budget, Stage
 from rgpu.link.gate.gate import READ, WRITE, Gate, Visitor
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import LinkError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CHUNK = 64 * 1024  #: bytes held of one direction of one connection, at most
 SIGNATURE = 10  #: of a ZMTP greeting: 0xFF, eight bytes, 0x7F

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from rgpu.link.accepting import BACK_OFF, Next, Warned, after
 from rgpu.link.gate.budget import Budget, Stage, crowded, least, over
+from rgpu.link.loggers import get_logger
 from rgpu.session.errors import LinkError
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 BACKLOG = 4096  #: the kernel allows no more than net.core.somaxconn
 BATCH = 64  #: connections accepted before those that came are heard

@@ -24,7 +24,7 @@ from rgpu.link.control.access import Actor
 from rgpu.link.description import update_endpoint
 from rgpu.link.gate.budget import budget_for
 from rgpu.link.keys import Endpoint
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.link.secrets import PoolSecrets
 from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.membership.members import node_name

@@ -33,7 +33,7 @@ from rgpu.link.data.frames import Handover
 from rgpu.link.local.channel import listen
 from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.migrate.membership.lease_keeper import DeadlinePage
 from rgpu.migrate.membership.leases import NODE_SLOT
 from rgpu.migrate.records.reconcile import EVENTS
@@ -92,7 +92,7 @@ class Worker:
         self.runtime.effects.log = effects.open_log("worker", session, host)
         self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
-        self.runtime.executor.loaded = self.modules.keep
+        self.runtime.executor.modules.loaded = self.modules.keep
         found = getattr(device, "derived", None)
         self.derived: Derived = found if found is not None else Derived()
         self.spec, self.quota = spec, quota
@@ -301,7 +301,7 @@ class Worker:
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
                 "communicators": runtime.device.communicators(), "ranks": self.ranks.describe(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
-                "modules": {**self.modules.statistics(), "loads": runtime.executor.figures.as_dict(),
+                "modules": {**self.modules.statistics(), "loads": runtime.executor.modules.figures.as_dict(),
                             "derived": self.derived.statistics()},
                 "gpu": self.limiter.describe(), "box": list(self.box.walls)}
 

@@ -5,7 +5,7 @@ call* (``memcpy_h2d``) is what the shim appends to the journal for it. Several
 driver functions share one wire call. The table below is the only place that
 declares them: the generator (:mod:`rgpu.session.calls.generate`) makes the
 C++ encoders and the Python decoders from it, and the replay and compaction
-rules (:mod:`rgpu.session.objects.live`) read ``effect`` from it.
+rules (:mod:`rgpu.session.objects.object_calls`) read ``effect`` from it.
 
 Call ids are append-only: an id once released never changes its meaning.
 

@@ -24,7 +24,8 @@ import msgspec
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, RecoveryFailed
 from rgpu.session.journal.record import Record
-from rgpu.session.objects.live import LOAD, LiveObjects
+from rgpu.session.objects.live import LiveObjects
+from rgpu.session.objects.load_answers import LOAD
 from rgpu.session.objects.module_table import GlobalVariable
 
 _CONTEXT = BY_NAME["context_create"].id

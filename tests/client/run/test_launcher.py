@@ -28,7 +28,7 @@ RUN = """
 import json, os, sys
 from pathlib import Path
 from rgpu.client.run.launcher import run
-from rgpu.link.logging import configure_logging
+from rgpu.link.loggers import configure_logging
 from rgpu.session.errors import RgpuError
 configure_logging(level="error")
 try:

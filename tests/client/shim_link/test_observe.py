@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.client.run.agent import Agent, Options
-from rgpu.client.shim_link.observe import Usage
+from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link import versions
 from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED, UNSUPPORTED, USAGE
 from rgpu.session.errors import Corrupt, VersionMismatch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rgpu.cli.main import cli
+from rgpu.cli.command_line import cli
 from rgpu.migrate.simulation import arrivals, trace
 from rgpu.migrate.simulation.run import Options, Run
 from rgpu.session.errors import Corrupt, NotFound, UsageError

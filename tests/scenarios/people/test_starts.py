@@ -50,6 +50,19 @@ def test_what_cannot_be_placed_is_not_started(pool: LocalPool, tmp_path: Path, o
 
 
 @pytest.mark.timeout(120)
+def test_a_plain_run_ends_as_its_program_does(pool: LocalPool) -> None:
+    """Read at the entrance or by click (`--priority 0` is the default): the same ends, also without any output."""
+    ends = {"echo out; echo err >&2; exit 7": (7, "out\n", "err\n"), "kill -TERM $$": (-15, "", "")}
+    for script, end in ends.items():
+        for options in ([], ["--priority", "0"]):
+            done = run(pool, *options, "--", "sh", "-c", script)
+            assert (done.returncode, done.stdout, done.stderr) == end
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-m", "rgpu.cli.main", "run", "--",
+                             "sh", "-c", "exit 5"], cwd=ROOT, env=pool.environment, timeout=60)
+    assert closed.returncode == 5
+
+
+@pytest.mark.timeout(120)
 def test_a_lazy_program_that_is_refused_hears_it_once(pool: LocalPool) -> None:
     code = "from cuda.bindings import driver; print(driver.cuInit(0))"
     done = run(pool, "--name", "too-lazy", "--lazy", "--memory", "1TB", "--", sys.executable, "-c", code)

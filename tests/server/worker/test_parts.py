@@ -17,7 +17,7 @@ from rgpu.link.local.packets import LIMIT, Channel
 from rgpu.link.messages.pages import LZ4, RAW, ZERO
 from rgpu.migrate.transfer.frames import unpack
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.worker.apply.executor import parse_link_inputs
+from rgpu.server.worker.apply.calls.modules import parse_link_inputs
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.calls import decoders

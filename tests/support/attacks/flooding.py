@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from rgpu.link.control.control_client import _configure
+from rgpu.link.control.control_client import configure
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 
 MIB = 1 << 20
@@ -56,7 +56,7 @@ def main() -> None:
     turn = 0
     while not select.select([0], [], [], 0)[0]:
         socket = context.socket(zmq.DEALER)
-        _configure(socket, keys, Endpoint(address, public))
+        configure(socket, keys, Endpoint(address, public))
         socket.setsockopt(zmq.SNDHWM, 2000)
         socket.setsockopt(zmq.SNDTIMEO, 2000)
         socket.connect(address)

@@ -90,7 +90,7 @@ def _server() -> Path:
 def serve(address: str) -> None:
     import select
 
-    from rgpu.cli.main import VERBS
+    from rgpu.cli.command_line import VERBS
 
     for module in sorted(set(VERBS.values()) - {"sessions.top", "helpers.simulate", "helpers.demo"}):
         importlib.import_module(f"rgpu.cli.{module}")
@@ -141,7 +141,7 @@ def _handle(link: socket.socket) -> None:
 def _verb(arguments: list[str]) -> int:
     import traceback
 
-    from rgpu.cli.main import cli
+    from rgpu.cli.command_line import cli
 
     sys.argv = ["rgpu", *arguments]
     try:

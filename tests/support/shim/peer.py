@@ -21,6 +21,7 @@ from typing import Any
 from rgpu.client.journal.kept import Journal, Policy
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_ring import AgentPage
+from rgpu.client.shim_link.listening import listen
 from rgpu.link.messages.shim import WATERMARK
 from rgpu.session import addresses, facts
 from rgpu.session.calls import decoders, wire
@@ -126,7 +127,7 @@ class Peer:
     def __init__(self, devices: tuple[facts.DeviceInfo, ...] | None = None, quota: int = 1024 * MIB,
                  driver_version: int = 13000) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="rgpu-peer-")
-        self.socket, self.path = local.listen(Path(self.directory.name))
+        self.socket, self.path = listen(Path(self.directory.name))
         self.facts = facts.SessionFacts("test", 1, driver_version, quota, 1 << 30, False,
                                         devices if devices is not None else (device(),))
         self.calls: list[tuple[str, Any, bytes]] = []

@@ -94,7 +94,7 @@ class AgentLink:
             self._check_attach()
             self.runtime.take_over()
             feeding = True
-            self.runtime.executor.travelled = self._stream.travelled
+            self.runtime.executor.modules.travelled = self._stream.travelled
             self._attach()
             self._sender.start()
             feed, stream = self.runtime.open_stream(), self._stream
@@ -267,7 +267,7 @@ class AgentLink:
         published = request.get("delivered")
         self._sender.published = published if isinstance(published, int) else 0
         self.runtime.order.distance.earlier |= self._sender.published > 0
-        self.runtime.executor.places = _placements(request.get("variables"))
+        self.runtime.executor.modules.places = _placements(request.get("variables"))
         printed = request.get("printed")
         self._printed = printed if type(printed) is int and 0 <= printed < 1 << 63 else None
 

@@ -59,7 +59,7 @@ class ApplyLoop:
         self._device, self._path, self._executor, self._answers = device, path, executor, answers
         self._order, self._boundary, self._text, self._effects = order, boundary, text, effects
         self._late = LateCalls(getattr(device, "host_gates", None), boundary, self._apply, self._read_on)
-        executor.digest = lambda seq: self.live.digest(seq)
+        executor.modules.digest = lambda seq: self.live.digest(seq)
         self.memory = 0  #: bytes of the session's devices, 0: not bounded
         self._bugs = 0  #: argument errors that the path had told of
 

@@ -45,15 +45,15 @@ class Rebuilding:
         objects, digests = (state.live, []) if ahead is None else ahead.lengthen(state.live)
         live = LiveObjects.from_dict(objects, digests)
         calls = live.structural_calls() if ahead is None else ahead.rest(live.structural_calls())
-        self._executor.places = live.variables()
-        self._executor.recovering = ahead is None
+        self._executor.modules.places = live.variables()
+        self._executor.textures.recovering = ahead is None
         try:
             restore.restore(self._device, state, calls, self._executor.replay, pages, mend, phases)
         finally:
-            self._executor.places = {}
+            self._executor.modules.places = {}
             self._device.placed()
-        self._executor.premapped = []
-        self._executor.restored = state.position
+        self._executor.memory.premapped = []
+        self._executor.streams.restored = state.position
         self._loop.live = live
         observable = self._answers.replace(state.answers)
         self._text.restore(state.printed)
@@ -63,7 +63,7 @@ class Rebuilding:
 
     def make(self, ahead: Ahead) -> None:
         """Make objects of a session that may come, on an unused device. Raises :class:`RecoveryFailed`."""
-        self._executor.places = ahead.variables()
+        self._executor.modules.places = ahead.variables()
         restore.apply_calls(self._device, ahead.calls(), self._executor.replay)
 
     def replay(self) -> None:

@@ -63,8 +63,8 @@ class SessionRuntime:
         self.kept = KeptAnswers(self.path)
         self.loop = ApplyLoop(device, self.path, self.executor, self.kept, self.order, self.boundary, self.text,
                               self.effects)
-        self.executor.epoch = lambda: self.epoch
-        self.executor.replayed = lambda seq: seq <= self.loop.gate.replay_until
+        self.executor.textures.epoch = lambda: self.epoch
+        self.executor.textures.replayed = lambda seq: seq <= self.loop.gate.replay_until
         self.contributions = Log()  #: what ranks brought to collectives with other sessions
         self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
                                       self.contributions)

@@ -125,7 +125,7 @@ class Arrival(RoleShell[DestinationRole]):
         state = self._received.state
         assert state is not None
         fault("rebuild")
-        self.runtime.executor.premapped = sorted(self._received.mapped)
+        self.runtime.executor.memory.premapped = sorted(self._received.mapped)
         self.runtime.restore(state, staged(state, self._received.pages), self.receiver.peer.mend, self._phases,
                              self._ahead)
         self._pages = sum(pagehash.page_count(region.size) for region in state.regions)

@@ -1,0 +1,51 @@
+"""Reading in what a session needs before its program asks for one, in time that nothing else uses.
+
+A program that uses CUDA should not wait for it, and one that does not, or ends at once, should not pay for it. So it is
+read while the pool takes its time to make the session, else once the program has run for a moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+
+from rgpu.link.local.promptness import keep_prompt
+
+PATIENCE = 0.05  #: seconds: a session made so soon, and a program that ends so soon, need nothing read
+#: What a session needs, its log and its bulk data, in steps that are short enough to wait for at the end.
+MODULES = ("rgpu.link.logging", "rgpu.client.run.hello", "rgpu.client.journal.kept", "rgpu.client.session.shipper",
+           "numpy")
+
+
+class ReadAhead:
+    """One thread that imports; nobody has to wait for it: who needs a module sooner imports it."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._placed = threading.Event()
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Begin, if it has not begun; what is read waits for :data:`PATIENCE`."""
+        if self._begun:
+            return
+        self._begun = True
+        threading.Thread(target=self._read, name="reads-ahead").start()
+
+    def placed(self) -> None:
+        """Note that the session is made, or is made later: the program starts."""
+        self._placed.set()
+
+    def stop(self) -> None:
+        """Read nothing more, once what is being read is."""
+        self._over.set()
+        self._placed.set()
+
+    def _read(self) -> None:
+        if self._placed.wait(PATIENCE) and self._over.wait(PATIENCE):
+            return
+        for name in MODULES:
+            if self._over.is_set():
+                return
+            importlib.import_module(name)
+        keep_prompt()

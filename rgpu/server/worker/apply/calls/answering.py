@@ -1,0 +1,47 @@
+"""How a call that was applied is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rgpu.session.calls import decoders
+from rgpu.session.errors import Corrupt, DeviceError
+from rgpu.session.journal.record import Record
+
+CUDA_SUCCESS = 0
+CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_OUT_OF_MEMORY = 2
+CUDA_ERROR_INVALID_CONTEXT = 201
+CUDA_ERROR_UNKNOWN = 999
+
+#: (seq, CUresult, encoded reply arguments, reply payload)
+AnswerCallback = Callable[[int, int, bytes, Any], None]
+
+
+class Answers:
+    """Where answers go; ``answer`` is replaced while calls are applied whose answers nobody awaits."""
+
+    def __init__(self, answer: AnswerCallback) -> None:
+        self.answer = answer
+
+    def reply(self, record: Record, call: str, payload: Any = None, **values: Any) -> None:
+        """Answer a call with success and the fields of its reply."""
+        self.answer(record.seq, CUDA_SUCCESS, decoders.encode_reply(call, **values), payload)
+
+    def when_done(self, record: Record) -> Callable[[int, Any], None]:
+        """Return what answers a call with a result and bytes, for the device to call when the work is complete."""
+        seq = record.seq
+
+        def done(result: int, data: Any) -> None:
+            self.answer(seq, result, b"", data)
+
+        return done
+
+
+def read(decode: Callable[[Any], Any], data: Any, record: Record) -> Any:
+    """Decode what a call carries. Raises :class:`DeviceError` INVALID_VALUE with its position, where it does not."""
+    try:
+        return decode(data)
+    except Corrupt as error:
+        raise DeviceError(f"journal position {record.seq}: {error.message}", CUDA_ERROR_INVALID_VALUE) from error
