@@ -157,12 +157,12 @@ long = np.zeros(1 << 20, np.uint32)
 there = int(check(driver.cuMemAlloc(long.nbytes)))
 ok(cupti.cuptiActivityEnable(MEMCPY))
 check(driver.cuMemcpyHtoD(there, long.ctypes.data, long.nbytes))
-check(driver.cuMemcpyDtoH(long.ctypes.data, there, long.nbytes))
+check(driver.cuMemcpyDtoH(int(check(driver.cuMemHostAlloc(long.nbytes, 0))), there, long.nbytes))
 ok(cupti.cuptiActivityFlushAll(1))
 ok(cupti.cuptiActivityDisable(MEMCPY))
 ok(cupti.cuptiActivityFlushAll(1))
-assert [(kind, record[4], at(record, "Q", 8)) for kind, record in found[count:]] == \
-    [(MEMCPY, 1, long.nbytes), (MEMCPY, 2, long.nbytes)], [(kind, len(record)) for kind, record in found[count:]]
+assert [(kind, *record[4:7], at(record, "Q", 8)) for kind, record in found[count:]] == \
+    [(MEMCPY, 1, 1, 3, long.nbytes), (MEMCPY, 2, 3, 2, long.nbytes)], "from pageable memory, to pinned"
 count = len(found)
 
 # A runtime's functions, with the correlation of the work that they give; what they call of the driver is not told.

@@ -308,13 +308,23 @@ CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUco
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
+// Asked only where a profiler is told.
+bool is_pinned(std::uint64_t address) {
+  if (!profile::active.load(std::memory_order_relaxed)) [[likely]] return false;
+  const Place::Kind kind = place_of(address).kind;
+  return kind == Place::Kind::pinned || kind == Place::Kind::registered;
+}
+
 CUresult copy_resolved(const Copy& c, const StreamRef& stream, bool blocking) {
   if (c.source.host) {
     if (c.destination.host) return on_host(c, stream);
+    const profile::CopyingHost end(is_pinned(c.source.address));
     const CUresult r = to_device(c, stream);
     return r || !blocking ? r : await_stream(stream);
   }
-  return c.destination.host ? to_host(c, stream) : on_device(c, stream);
+  if (!c.destination.host) return on_device(c, stream);
+  const profile::CopyingHost end(is_pinned(c.destination.address));
+  return to_host(c, stream);
 }
 
 }  // namespace

@@ -92,6 +92,7 @@ struct State {
   std::deque<Raw> entries;
   std::size_t dropped = 0;
   std::map<std::uint64_t, Clock> clocks;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> ends;  // by context and stream: of the last handed out
   std::set<std::string> names;  // never shrinks: entries point into it
   std::map<std::pair<std::uint64_t, std::uint32_t>, Entry> kernels;  // of graphs, by module and function
 };
@@ -129,10 +130,11 @@ const C& as(const CallView& call) {
 
 // What is known of a call when it is published; returns its stream.
 std::uint64_t fill(Entry& e, const CallView& call, std::uint64_t payload) {
+  const std::uint8_t host = thread().pinned ? kPinned : kPageable;
   const auto copy = [&](std::uint8_t how, std::uint8_t source, std::uint8_t destination, std::uint64_t bytes) {
     e.kind = Kind::copy;
     e.copy = how, e.source = source, e.destination = destination, e.bytes = bytes;
-    e.asynchronous = how != kDeviceToHost;
+    e.asynchronous = how != kDeviceToHost || host == kPinned;
   };
   switch (call.id) {
     case wire::Launch::id: {
@@ -158,17 +160,17 @@ std::uint64_t fill(Entry& e, const CallView& call, std::uint64_t payload) {
       return c.stream;
     }
     case wire::MemcpyH2d::id:
-      copy(kHostToDevice, kPageable, kDeviceMemory, payload);
+      copy(kHostToDevice, host, kDeviceMemory, payload);
       return as<wire::MemcpyH2d>(call).stream;
     case wire::Memcpy2dH2d::id:
-      copy(kHostToDevice, kPageable, kDeviceMemory, payload);
+      copy(kHostToDevice, host, kDeviceMemory, payload);
       return as<wire::Memcpy2dH2d>(call).stream;
     case wire::MemcpyD2h::id:
-      copy(kDeviceToHost, kDeviceMemory, kPageable, as<wire::MemcpyD2h>(call).size);
+      copy(kDeviceToHost, kDeviceMemory, host, as<wire::MemcpyD2h>(call).size);
       return as<wire::MemcpyD2h>(call).stream;
     case wire::Memcpy2dD2h::id: {
       const auto& c = as<wire::Memcpy2dD2h>(call);
-      copy(kDeviceToHost, kDeviceMemory, kPageable, c.width * c.height);
+      copy(kDeviceToHost, kDeviceMemory, host, c.width * c.height);
       return c.stream;
     }
     case wire::MemcpyD2d::id:
@@ -238,6 +240,11 @@ void bring_over(State& s, Raw& raw) {  // lock held
   e.start += static_cast<std::uint64_t>(found->second.offset());
   if (e.start + length > raw.came) e.start = raw.came - std::min(length, raw.came);
   e.start = std::max(e.start, raw.sent);
+  if (e.node == 0) {  // a worker knows when it saw the GPU to within tens of microseconds: the stream's order stays
+    std::uint64_t& last = s.ends[{e.context, e.stream}];
+    e.start = std::max(e.start, last);
+    last = e.start + length;
+  }
   e.end = e.start + length;
 }
 
@@ -376,6 +383,8 @@ void answered(const Answer& answer) {
 }
 
 void Launching::set(const Function* function) { thread().launching = function; }
+
+void CopyingHost::set(bool pinned) { thread().pinned = pinned; }
 
 // ---------------------------------------------------------------- the table
 

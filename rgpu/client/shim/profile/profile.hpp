@@ -38,6 +38,20 @@ class Launching {
   static void set(const Function* function);
 };
 
+// What the host's end of the calling thread's copy is.
+class CopyingHost {
+ public:
+  explicit CopyingHost(bool pinned) {
+    if (active.load(std::memory_order_relaxed)) [[unlikely]] set(pinned);
+  }
+  ~CopyingHost() {
+    if (active.load(std::memory_order_relaxed)) [[unlikely]] set(false);
+  }
+
+ private:
+  static void set(bool pinned);
+};
+
 // One driver function, from its beginning to its end.
 class Api {
  public:

@@ -19,7 +19,7 @@ inline constexpr std::uint32_t bit(Domain domain) { return 1u << static_cast<uns
 
 // As CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind.
 enum : std::uint8_t { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 8, kPeerToPeer = 10 };
-enum : std::uint8_t { kPageable = 1, kDeviceMemory = 3 };
+enum : std::uint8_t { kPageable = 1, kPinned = 2, kDeviceMemory = 3 };
 
 // One thing that happened; what does not concern its kind is 0. Times: ns of now().
 struct Entry {

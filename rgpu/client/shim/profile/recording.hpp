@@ -17,6 +17,7 @@ struct Thread {
   std::uint32_t correlation = 0;  // of the outermost
   std::uint64_t runtime_start = 0, runtime_data = 0;
   const Function* launching = nullptr;
+  bool pinned = false;            // the host's end of the copy
   std::array<std::vector<std::uint64_t>, kExternalKinds> external;
 };
 Thread& thread();
