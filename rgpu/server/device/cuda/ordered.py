@@ -111,7 +111,7 @@ class OrderedWork:
         handle = self.stream(stream)
         device = self._completion.streams[stream].device
         if device not in self._timings:
-            self._timings[device] = Timings(self._gpus[device].context)
+            self._timings[device] = Timings(self._gpus[device].context, self._engine)
         self._brought = brought = Brought(done)
         try:
             self._timings[device].around(handle, work, brought.times)

@@ -44,6 +44,8 @@ RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, c
     e->add_module(number, functions.data(), count);
 }
 RGPU_API uint64_t rge_printing_launches(Engine *e) { return e->printing_launches(); }
+RGPU_API void rge_time(Engine *e, void *first, void *last) { e->time(first, last); }
+RGPU_API int rge_timed(Engine *e) { return e->timed(); }
 RGPU_API int rge_allocated(Engine *e) { return e->allocated(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
 RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int traits) {

@@ -55,8 +55,10 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
                      reinterpret_cast<void *>(2), &size,                                     // buffer size
                      nullptr};
     if (!call.attributes.size && !(call.flags & 1))
-        return keep(*on, driver_.launch(function.handle, call.grid_x, call.grid_y, call.grid_z, call.block_x,
-                                        call.block_y, call.block_z, call.shared, on->handle, nullptr, extra), seq);
+        return keep(*on, timing(on->handle, [&] {
+            return driver_.launch(function.handle, call.grid_x, call.grid_y, call.grid_z, call.block_x, call.block_y,
+                                  call.block_z, call.shared, on->handle, nullptr, extra);
+        }), seq);
     std::vector<LaunchAttribute> attributes(call.attributes.size / sizeof(LaunchAttribute));
     if (!attributes.empty()) std::memcpy(attributes.data(), call.attributes.data, call.attributes.size);
     for (LaunchAttribute &attribute : attributes) {
@@ -76,7 +78,7 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     }
     const LaunchConfig config{call.grid_x, call.grid_y, call.grid_z, call.block_x, call.block_y, call.block_z,
                               call.shared, on->handle, attributes.data(), static_cast<uint32_t>(attributes.size())};
-    return keep(*on, driver_.launch_ex(&config, function.handle, nullptr, extra), seq);
+    return keep(*on, timing(on->handle, [&] { return driver_.launch_ex(&config, function.handle, nullptr, extra); }), seq);
 }
 
 CUresult Engine::launch_graph(const wire::GraphLaunch &call, uint64_t seq) {
@@ -86,7 +88,7 @@ CUresult Engine::launch_graph(const wire::GraphLaunch &call, uint64_t seq) {
     const Counted counted(found->second.traits & kPrints ? &printing_launches_ : nullptr);
     if (found->second.traits & kAllocates) allocated_.store(true, std::memory_order_release);
     on->giving = {seq, kGraph, 0};
-    return keep(*on, driver_.graph_launch(found->second.handle, on->handle), seq);
+    return keep(*on, timing(on->handle, [&] { return driver_.graph_launch(found->second.handle, on->handle); }), seq);
 }
 
 CUresult Engine::memset(const wire::Memset &call, uint64_t seq) {
@@ -97,18 +99,16 @@ CUresult Engine::memset(const wire::Memset &call, uint64_t seq) {
     if (!rectangle(call.destination, call.pitch, call.width * element, call.height)) return kInvalidValue;
     const CUdeviceptr to = call.destination;
     const uint64_t width = call.width, height = call.height, pitch = call.pitch;
-    CUresult result = kSuccess;
-    if (!width || !height) {
-    } else if (height == 1) {
-        result = element == 1   ? driver_.set_8(to, static_cast<uint8_t>(call.value), width, on->handle)
-                 : element == 2 ? driver_.set_16(to, static_cast<uint16_t>(call.value), width, on->handle)
-                                : driver_.set_32(to, call.value, width, on->handle);
-    } else {
-        result = element == 1   ? driver_.set_2d_8(to, pitch, static_cast<uint8_t>(call.value), width, height, on->handle)
-                 : element == 2 ? driver_.set_2d_16(to, pitch, static_cast<uint16_t>(call.value), width, height, on->handle)
-                                : driver_.set_2d_32(to, pitch, call.value, width, height, on->handle);
-    }
-    return keep(*on, result, seq);
+    if (!width || !height) return keep(*on, kSuccess, seq);
+    return keep(*on, timing(on->handle, [&] {
+        if (height == 1)
+            return element == 1   ? driver_.set_8(to, static_cast<uint8_t>(call.value), width, on->handle)
+                   : element == 2 ? driver_.set_16(to, static_cast<uint16_t>(call.value), width, on->handle)
+                                  : driver_.set_32(to, call.value, width, on->handle);
+        return element == 1   ? driver_.set_2d_8(to, pitch, static_cast<uint8_t>(call.value), width, height, on->handle)
+               : element == 2 ? driver_.set_2d_16(to, pitch, static_cast<uint16_t>(call.value), width, height, on->handle)
+                              : driver_.set_2d_32(to, pitch, call.value, width, height, on->handle);
+    }), seq);
 }
 
 CUresult Engine::copy(uint64_t seq, uint64_t stream_number, CUdeviceptr destination, uint64_t destination_pitch,
@@ -118,7 +118,8 @@ CUresult Engine::copy(uint64_t seq, uint64_t stream_number, CUdeviceptr destinat
     if (!rectangle(destination, destination_pitch, width, height) || !rectangle(source, source_pitch, width, height))
         return kInvalidValue;
     if (!width || !height) return keep(*on, kSuccess, seq);
-    if (height == 1) return keep(*on, driver_.copy(destination, source, width, on->handle), seq);
+    if (height == 1)
+        return keep(*on, timing(on->handle, [&] { return driver_.copy(destination, source, width, on->handle); }), seq);
     Copy2D copy{};
     copy.src_type = copy.dst_type = kMemoryDevice;
     copy.src_device = source;
@@ -127,7 +128,7 @@ CUresult Engine::copy(uint64_t seq, uint64_t stream_number, CUdeviceptr destinat
     copy.dst_pitch = destination_pitch;
     copy.width = width;
     copy.height = height;
-    return keep(*on, driver_.copy_2d(&copy, on->handle), seq);
+    return keep(*on, timing(on->handle, [&] { return driver_.copy_2d(&copy, on->handle); }), seq);
 }
 
 // Into pinned memory of the answer's own, in pieces: the first leaves while the rest is still copied.

@@ -17,6 +17,7 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "driver.hpp"
@@ -197,6 +198,10 @@ class Engine {
     void remove_graph(uint64_t number) { graphs_.erase(number); }
     // Counts up before and behind each launch of a kernel that may print: who saw the same even number twice missed none.
     uint64_t printing_launches() const { return printing_launches_.load(std::memory_order_acquire); }
+    // The events go right in front of the work that the next call gives a stream, and right behind it.
+    void time(CUevent first, CUevent last) { timed_ = {first, last}; }
+    // Whether that was done, since time(); where it was not, the next call is not timed any more.
+    bool timed() { return !std::exchange(timed_, {}).first; }
     bool allocated() const { return allocated_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
     bool remove_range(CUdeviceptr address);
@@ -376,6 +381,18 @@ class Engine {
     std::atomic<int> interrupts_{0};
     std::atomic<int> error_{0}, broken_{0};
     std::atomic<uint64_t> printing_launches_{0};  // of kernels that may print, twice each: odd while one is being given
+    struct {
+        CUevent first = nullptr, last = nullptr;
+    } timed_;
+    template <class Give>
+    CUresult timing(CUstream stream, Give give) {
+        const auto [first, last] = std::exchange(timed_, {});
+        if (!first) [[likely]] return give();
+        driver_.event_record(first, stream);
+        const CUresult result = give();
+        driver_.event_record(last, stream);
+        return result;
+    }
     std::atomic<bool> allocated_{false};  // a kernel that may allocate was given
     uint64_t bugs_ = 0, bug_seq_ = 0;
     int bug_result_ = 0;

@@ -19,6 +19,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.checkpoint.device import TimesDone
+from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
 from rgpu.session.objects.spans import CALL, Span
 
@@ -74,8 +75,8 @@ class Timings:
     A stream's calls end in their order, so of each only the oldest is asked about, however many are under way.
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    def __init__(self, context: Any, engine: Engine) -> None:
+        self._context, self._engine = context, engine
         self._changed = threading.Condition()
         self._open: dict[int, deque[_Open]] = {}  #: by the stream's handle
         self._events: list[Any] = []  #: to be recorded again
@@ -88,9 +89,14 @@ class Timings:
     def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
         """Do ``work``, which gives the stream its work; ``done`` is told. The stream's context is current."""
         base, first, last = self._fresh_base(), self._event(), self._event()
-        check(driver.cuEventRecord(first, stream), "cuEventRecord")
-        work()
-        check(driver.cuEventRecord(last, stream), "cuEventRecord")
+        check(driver.cuEventRecord(first, stream), "cuEventRecord")  # again by the engine, where it gives the work
+        self._engine.time(int(first), int(last))
+        try:
+            work()
+        finally:
+            taken = self._engine.timed()
+        if not taken:
+            check(driver.cuEventRecord(last, stream), "cuEventRecord")
         with self._changed:
             self._open.setdefault(int(stream), deque()).append(_Open(first, last, base, done))
             if self._thread is None:
