@@ -247,11 +247,13 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     except RgpuError as error:
         process.kill()
         boxes.release(home)
+        link.unlink(missing_ok=True)  # a folder with a link counts as that of a worker, and stays
         raise TimedOut(f"the worker of {session} did not start: {error.message}; its log ends: "
                        f"{_tail(log_path)}") from error
     except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
         process.kill()
         boxes.release(home)
+        link.unlink(missing_ok=True)
         raise
     handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(home.socket), home, boxes)
     handle.device, handle.quota, handle.warm = device, quota, ready

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rgpu.link.local.channel import listen
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers import homes
+from rgpu.session.errors import TimedOut
 
 LISTENS = """
 import sys, time
@@ -87,3 +90,19 @@ def test_a_death_is_told_whatever_cannot_be_found_out_of_it(tmp_path: Path) -> N
 
     asyncio.run(test())
     assert told[1] == ("died", {"pid": made[0].pid, "position": None})
+
+
+def test_a_worker_that_does_not_start_leaves_nothing_but_its_log(tmp_path: Path) -> None:
+    """A link would stand for a worker: the folder would never be removed."""
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+        with open(log_path, "wb") as log:
+            return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no such device')"], stderr=log)
+
+    async def event(*values: Any) -> None: ...
+
+    boxes: Any = SimpleNamespace(spawn=spawn, release=lambda home: home.clear(), memory=0)
+    with pytest.raises(TimedOut, match="status 1; its log ends: .*no such device"):
+        asyncio.run(workers.start(tmp_path, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=event,
+                                  boxes=boxes))
+    assert [path.name for path in workers.worker_folder(tmp_path, "s").iterdir()] == ["worker.log"]
+    assert not homes.all_of(tmp_path)
