@@ -209,9 +209,11 @@ class Tasks:
         if why := stuck(self.runtime.device):
             close_all(fds)
             raise Refused(f"the session's work does not end: {why}")
-        if pins := self.runtime.device.pins():  # a checkpoint would lack it, and so would what is recovered from one
+        try:
+            session_state.check_whole(self.runtime)
+        except Refused:
             close_all(fds)
-            raise Refused(f"a checkpoint would not hold all of the session: {'; '.join(pins)}")
+            raise
         with contextlib.ExitStack() as held:
             checkpoints = held.enter_context(granted(store, fds)) if self._checkpoints is None else None
             try:

@@ -257,3 +257,19 @@ def test_the_daemon_s_word(running: Running) -> None:
     running.go.set()
     begun.end()
     assert "another session begins" in begun.failed[0].message
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["when it is asked for", "only in the pause"])
+def test_nothing_is_made_of_a_session_that_cannot_be_read_whole(running: Running, before: int,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pins it may come with a call that is applied after it was asked for; the session runs on."""
+    looks = iter([[]] * before)
+    monkeypatch.setattr(running.device, "pins", lambda: next(looks, ["a kernel used malloc"]))
+    running.fill(1)
+    with pytest.raises(Refused, match="would not hold all of the session: a kernel used malloc"):
+        running.checkpoint("i")
+    running.fill(2)
+    assert running.device.drain(10) and running.worker.tasks._checkpointing is None
+    assert not list(running.folder.rglob("*manifest*")) and running.worker.state == "running"
+    monkeypatch.undo()
+    assert running.checkpoint("j")["position"] == running.worker.runtime.applied
