@@ -59,3 +59,18 @@ def test_the_client_and_the_links_log_through_loggers_that_import_nothing() -> N
 def test_rich_is_there_for_those_who_want_it() -> None:
     code = "import rgpu.link.logging, structlog.dev, rich.table; assert structlog.dev.rich is None; print('ok')"
     assert told(code) == "ok\n"
+
+
+def test_rich_is_there_meanwhile_for_another_thread_that_tells_of_an_error() -> None:
+    """What a session needs is read in beside `rgpu run` itself, which may have to tell why it got none."""
+    code = "import builtins, threading\n" \
+           "told, plain = [], builtins.__import__\n" \
+           "def load(name, *args):\n" \
+           "    if name == 'rich' and not told:\n" \
+           "        other = threading.Thread(target=lambda: told.append(plain('rich.cells')))\n" \
+           "        other.start(); other.join()\n" \
+           "    return plain(name, *args)\n" \
+           "builtins.__import__ = load\n" \
+           "import rgpu.link.logging\n" \
+           "print(*(module.__name__ for module in told))"
+    assert told(code) == "rich\n"
