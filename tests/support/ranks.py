@@ -14,8 +14,9 @@ import numpy as np
 
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.server.collectives.communicators import Communicators
 from rgpu.server.collectives.contributions import Log
-from rgpu.server.device.cpu.collectives.communicators import Communicators
+from rgpu.server.device.cpu.collectives import submit
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.worker.collectives.ranks import Ranks
@@ -24,6 +25,29 @@ from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation,
 
 UNIQUE = b"u" * 128
 SEND, RECEIVE, PART = 0, 1 << 20, 1 << 16
+
+
+class NoMemory:
+    """Of operations whose data nobody moves."""
+
+    def read(self, address: int, size: int) -> bytes:
+        raise AssertionError(f"0x{address:x} + {size} is read")
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        raise AssertionError(f"0x{address:x} + {data.size} is written")
+
+
+class _PlainMemory:
+    """Addresses of one array, from 0 on."""
+
+    def __init__(self, whole: np.ndarray[Any, Any]) -> None:
+        self._whole = whole
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._whole[address:address + size].tobytes()
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        self._whole[address:address + data.size] = data
 
 
 class Member:
@@ -38,7 +62,7 @@ class Member:
         self.memory = np.zeros(2 << 20, np.uint8)
         self.ranks = Ranks(name, Log(), self._dial, lambda: False)
         self.streams = Streams(1)
-        self.communicators = Communicators(self.streams, self._at, lambda address, size: None)
+        self.communicators = Communicators(lambda address, size: None)
         self.communicators.exchange = self.ranks
         self.journal: list[tuple[str, tuple[Any, ...]]] = []
         self.seq = 0
@@ -98,7 +122,7 @@ class Member:
         self.streams.submit(Op(self.seq, run), 18 + rank)
 
     def _group(self, *operations: Operation) -> None:
-        self.communicators.group(self.seq, operations)
+        submit(self.communicators.group(operations), self.seq, _PlainMemory(self.memory), self.streams)
 
     def _destroy(self, rank: int, abort: bool) -> None:
         self.communicators.destroy(40 + rank, abort)

@@ -20,9 +20,10 @@ from rgpu.checkpoint.codec.frames import FramePool, host_pool
 from rgpu.checkpoint.device import Done, Launch, ModuleTable, Region, TimesDone
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
+from rgpu.server.collectives.communicators import Communicators
 from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
-from rgpu.server.device.cpu.collectives.communicators import Communicators
+from rgpu.server.device.cpu import collectives
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
@@ -84,9 +85,8 @@ class CpuDevice:
         self._launches = Launches(ptx, self._memory, self._modules, self._textures, self.text, threads,
                                   self._streams.cancel)
         self._graphs = Graphs(self._launches, self._copies, self._cancelled)
-        self._communicators = Communicators(
-            self._streams, lambda address, size: self._copies.rows(address, size, size, 1, "buffer").reshape(-1),
-            lambda address, size: self._memory.check_rows(address, size, size, 1, "buffer"))
+        self._communicators = Communicators(lambda address, size: self._memory.check(address, size, "buffer"))
+        self._collective_memory = collectives.CollectiveMemory(self._copies)
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
@@ -309,7 +309,7 @@ class CpuDevice:
         self._communicators.destroy(communicator, abort)
 
     def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
-        self._communicators.group(seq, operations)
+        collectives.submit(self._communicators.group(operations), seq, self._collective_memory, self._streams)
 
     def communicators(self) -> list[dict[str, Any]]:
         return self._communicators.figures()

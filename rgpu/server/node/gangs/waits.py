@@ -1,6 +1,6 @@
 """The sentences about who waits for whom at a collective, from what workers say of their communicators. Pure.
 
-A worker's figures are what :meth:`rgpu.server.device.cpu.collectives.communicators.Communicators.figures` gives. It may
+A worker's figures are what :meth:`rgpu.server.collectives.communicators.Communicators.figures` gives. It may
 be of another version, or lie: what cannot be read is as if nothing had been said.
 """
 

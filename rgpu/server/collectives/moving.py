@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from rgpu.server.device.cpu.collectives.matching import Posting
-from rgpu.server.device.cpu.collectives.numbers import Array
-from rgpu.server.device.cpu.collectives.reductions import reduce
+from rgpu.server.collectives.matching import Memory, Posting
+from rgpu.server.collectives.numbers import Array
+from rgpu.server.collectives.reductions import reduce
 from rgpu.session.objects.collectives import Kind, Operation, Reduction
 
-#: (address, bytes) → the memory there
-Memory = Callable[[int, int], Array]
 
+def carry_out(together: list[Posting]) -> None:
+    """Move the data of operations that belong together, one of each rank.
 
-def carry_out(together: list[Posting], memory: Memory) -> None:
-    """Everything is read before anything is written, since buffers may be in place."""
+    Everything is read before anything is written, since buffers may be in place.
+    """
     op = together[0].operation
     size, ranks = op.size, len(together)
     if not size:
         return
     if op.kind.paired:
-        memory(together[1].operation.receive, size)[:] = memory(op.send, size).copy()
+        message = np.frombuffer(together[0].memory.read(op.send, size), np.uint8)
+        together[1].memory.write(together[1].operation.receive, message)
         return
-    sent = [memory(posting.operation.send, reads * size).copy() if reads else None for posting in together
+    sent = [posting.memory.read(posting.operation.send, reads * size) if reads else b"" for posting in together
             for reads in (op.kind.extent(ranks, posting.rank, op.peer)[0],)]
-    results = results_of(op, [np.empty(0, np.uint8) if part is None else part for part in sent],
-                         [scalar_of(posting.operation, memory) for posting in together])
+    results = results_of(op, [np.frombuffer(part, np.uint8) for part in sent],
+                         [scalar_of(posting.operation, posting.memory) for posting in together])
     for posting, result in zip(together, results, strict=True):
         if op.kind.extent(ranks, posting.rank, op.peer)[1]:
-            memory(posting.operation.receive, result.size)[:] = result
+            posting.memory.write(posting.operation.receive, result)
 
 
 def results_of(op: Operation, sent: Sequence[Array], scalars: Sequence[bytes]) -> list[Array]:
@@ -53,4 +54,4 @@ def scalar_of(op: Operation, memory: Memory) -> bytes:
     if op.reduction is not Reduction.PREMULSUM:
         return b""
     width = op.data_type.size
-    return memory(op.scalar, width).tobytes() if op.on_device else op.scalar.to_bytes(8, "little")[:width]
+    return memory.read(op.scalar, width) if op.on_device else op.scalar.to_bytes(8, "little")[:width]

@@ -1,7 +1,7 @@
-"""Communicators of the cpu device: groups of operations as work of streams.
+"""Communicators of one device: their ranks here, and groups of operations, whatever the device gives them to.
 
-A group is one piece of work in all its streams: it begins when each of them has come to it, and keeps one device thread
-until its operations are complete, as NCCL's kernels keep a GPU's multiprocessors.
+A device makes a group (:meth:`Communicators.group`), numbers it in the journal's order (:meth:`Group.post`) and runs it
+(:meth:`Group.run`) in a thread, once all its streams have come to it; they go on when that returns.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rgpu.server.collectives.exchange import Exchange
-from rgpu.server.device.cpu.collectives import moving
-from rgpu.server.device.cpu.collectives.matching import Meeting, Posting
-from rgpu.server.device.cpu.collectives.shared import SharedMeeting
-from rgpu.server.device.cpu.schedule import Op
-from rgpu.server.device.cpu.streams import Streams
+from rgpu.server.collectives.matching import Meeting, Memory, Posting
+from rgpu.server.collectives.moving import carry_out
+from rgpu.server.collectives.shared import SharedMeeting
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.collectives import MOST_RANKS, Operation, Reduction
 
@@ -32,11 +30,50 @@ class Communicator:
     meeting: Meeting | SharedMeeting
 
 
-class Communicators:
-    """See the module docstring. ``memory``: as :data:`moving.Memory`; ``check``: raises :class:`DeviceError`."""
+class Group:
+    """Operations that were checked, each with the communicator's rank that brings it."""
 
-    def __init__(self, streams: Streams, memory: moving.Memory, check: Callable[[int, int], None]) -> None:
-        self._streams, self._memory, self._check = streams, memory, check
+    def __init__(self, operations: Sequence[tuple[Communicator, Operation]]) -> None:
+        self._operations = operations
+        self._postings: dict[Meeting | SharedMeeting, list[Posting]] = {}
+
+    def __str__(self) -> str:
+        return "a collective: " + "; ".join(str(operation) for _, operation in self._operations[:4])
+
+    @property
+    def streams(self) -> list[int]:
+        """Return the streams that it is work of, each once."""
+        return list(dict.fromkeys(operation.stream for _, operation in self._operations))
+
+    def extents(self) -> list[tuple[Operation, int, int]]:
+        """Return each operation, and the bytes that it reads and that it writes."""
+        return [(operation, reads * operation.size, writes * operation.size) for member, operation in self._operations
+                for reads, writes in (operation.kind.extent(member.meeting.ranks, member.rank, operation.peer),)]
+
+    def post(self, memories: Sequence[Memory]) -> None:
+        """Give its operations their numbers, and each its memory: in the order of the journal, ahead of :meth:`run`."""
+        for (member, operation), memory in zip(self._operations, memories, strict=True):
+            self._postings.setdefault(member.meeting, []).append(member.meeting.post(member.rank, operation, memory))
+
+    def run(self, seq: int, cancelled: Callable[[], bool]) -> None:
+        """Take part, as call ``seq``, until all is complete, aborted or cancelled.
+
+        Raises :class:`rgpu.server.collectives.shared.RankLost`, :class:`DeviceError`.
+        """
+        for meeting, mine in self._postings.items():
+            meeting.arrive(mine, seq)
+        for meeting, mine in self._postings.items():
+            meeting.wait(mine, cancelled)
+
+
+class Communicators:
+    """See the module docstring.
+
+    ``check`` (address, bytes): raises :class:`DeviceError` for what is no memory of the session.
+    """
+
+    def __init__(self, check: Callable[[int, int], object]) -> None:
+        self._check = check
         self._members: dict[int, Communicator] = {}
         self._shared: dict[bytes, SharedMeeting] = {}  #: also those whose ranks here are over: others may ask
         self.exchange: Exchange | None = None  #: the way to ranks in other sessions
@@ -71,26 +108,11 @@ class Communicators:
         for number in [number for number, member in self._members.items() if member.context == context]:
             self.destroy(number, True)
 
-    def group(self, seq: int, operations: Sequence[Operation]) -> None:
-        """Give a group to its streams. Raises :class:`DeviceError`; then nothing of it was given."""
+    def group(self, operations: Sequence[Operation]) -> Group:
+        """Return a group of operations. Raises :class:`DeviceError` for what is wrong with any."""
         for operation in operations:
             self._check_operation(operation)
-        postings: dict[Meeting | SharedMeeting, list[Posting]] = {}
-
-        def run() -> None:
-            for meeting, mine in postings.items():
-                meeting.arrive(mine, seq)
-            for meeting, mine in postings.items():
-                meeting.wait(mine, self._streams.cancel.is_set)
-
-        op = Op(seq, run, what="a collective: " + "; ".join(str(operation) for operation in operations[:4]))
-
-        def number() -> None:
-            for operation in operations:
-                member = self._members[operation.communicator]
-                postings.setdefault(member.meeting, []).append(member.meeting.post(member.rank, operation))
-
-        self._streams.submit_joint(op, [operation.stream for operation in operations], number)
+        return Group([(self._members[operation.communicator], operation) for operation in operations])
 
     def figures(self) -> list[dict[str, Any]]:
         """Return, for each communicator, its ranks here, and the last operation of each (:meth:`Meeting.figures`)."""
@@ -100,16 +122,13 @@ class Communicators:
 
     def _meeting(self, ranks: int, rank: int, unique: bytes, members: Sequence[str]) -> Meeting | SharedMeeting:
         if not members:
-            return Meeting(ranks, self._carry_out)
+            return Meeting(ranks, carry_out)
         if self.exchange is None or len(members) != ranks or members[rank] != self.exchange.session:
             raise DeviceError(f"rank {rank} is not this session's, or other sessions cannot be reached", INVALID_VALUE)
         if unique in self._shared:
             raise DeviceError("that communicator has been here and is over", INVALID_VALUE)
-        self._shared[unique] = SharedMeeting(unique, members, self.exchange, self._memory)
+        self._shared[unique] = SharedMeeting(unique, members, self.exchange)
         return self._shared[unique]
-
-    def _carry_out(self, together: list[Posting]) -> None:
-        moving.carry_out(together, self._memory)
 
     def _member(self, number: int) -> Communicator:
         if (member := self._members.get(number)) is None:
@@ -118,12 +137,11 @@ class Communicators:
 
     def _check_operation(self, operation: Operation) -> None:
         member = self._member(operation.communicator)
-        ranks = member.meeting.ranks
-        if operation.peer >= ranks:
-            raise DeviceError(f"rank {operation.peer} of {ranks}", INVALID_VALUE)
-        reads, writes = operation.kind.extent(ranks, member.rank, operation.peer)
-        for address, size in ((operation.send, reads * operation.size), (operation.receive, writes * operation.size)):
-            if size:
-                self._check(address, size)
+        if operation.peer >= member.meeting.ranks:
+            raise DeviceError(f"rank {operation.peer} of {member.meeting.ranks}", INVALID_VALUE)
+        for _, reads, writes in Group([(member, operation)]).extents():
+            for address, size in ((operation.send, reads), (operation.receive, writes)):
+                if size:
+                    self._check(address, size)
         if operation.reduction is Reduction.PREMULSUM and operation.on_device:
             self._check(operation.scalar, operation.data_type.size)

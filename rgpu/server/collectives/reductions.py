@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rgpu.server.device.cpu.collectives.numbers import Array, is_integer, narrow, widen
+from rgpu.server.collectives.numbers import Array, is_integer, narrow, widen
 from rgpu.session.objects.collectives import DataType, Reduction
 
 _STEPS = {Reduction.SUM: np.add, Reduction.PROD: np.multiply, Reduction.MAX: np.fmax, Reduction.MIN: np.fmin,

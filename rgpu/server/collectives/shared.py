@@ -15,26 +15,33 @@ import numpy as np
 
 from rgpu.server.collectives.contributions import Contribution, Key, key_of
 from rgpu.server.collectives.exchange import Exchange
-from rgpu.server.device.cpu.collectives.matching import Posting
-from rgpu.server.device.cpu.collectives.moving import Memory, results_of, scalar_of
-from rgpu.server.device.cpu.collectives.numbers import Array
-from rgpu.server.device.cpu.streams import Fault
+from rgpu.server.collectives.matching import Memory, Posting
+from rgpu.server.collectives.moving import results_of, scalar_of
+from rgpu.server.collectives.numbers import Array
 from rgpu.session.objects.collectives import Kind, Operation
 
 #: CUDA_ERROR_EXTERNAL_DEVICE: an asynchronous error outside; the program's NCCL gives it ncclRemoteError
 REMOTE = 911
 
 
+class RankLost(Exception):
+    """Nobody has what a rank brought: ``result`` becomes the device's sticky error."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.result, self.detail = REMOTE, detail
+
+
 class SharedMeeting:
     """See the module docstring. It does for such a communicator what a :class:`.matching.Meeting` does for others."""
 
-    def __init__(self, unique: bytes, members: Sequence[str], exchange: Exchange, memory: Memory) -> None:
-        """``members``: the session of each rank. ``memory``: of this session's device."""
+    def __init__(self, unique: bytes, members: Sequence[str], exchange: Exchange) -> None:
+        """``members``: the session of each rank."""
         self.unique, self.members, self.ranks = unique, list(members), len(members)
         self.aborted = False
         self.failed = ""  #: why nothing is complete any more
         self._over: set[int] = set()  #: ranks of this session that were destroyed
-        self._exchange, self._memory, self._log = exchange, memory, exchange.log
+        self._exchange, self._log = exchange, exchange.log
         self._open: dict[Key, list[Posting]] = {}
         self._next: dict[tuple[int, int, int], int] = {}  #: of a rank, and of a pair: the number that comes next
         self._held: dict[Key, set[tuple[str, int]]] = {}  #: (session, rank here): it has what that rank brought
@@ -42,9 +49,9 @@ class SharedMeeting:
         exchange.opened(unique, self)
 
     # -- what the device does -----------------------------------------------------
-    def post(self, rank: int, operation: Operation) -> Posting:
+    def post(self, rank: int, operation: Operation, memory: Memory) -> Posting:
         """Note an operation in the journal's order; it takes part from :meth:`arrive` on."""
-        posting, key = Posting(rank, operation.number, operation), key_of(rank, operation)
+        posting, key = Posting(rank, operation.number, operation, memory), key_of(rank, operation)
         with self._log.lock:
             self._open.setdefault(key, []).append(posting)
             self._next[rank, *key[:2]] = key[2] + 1
@@ -63,7 +70,7 @@ class SharedMeeting:
                                [] if posting.operation.kind is Kind.RECEIVE else [posting.rank])
 
     def wait(self, postings: list[Posting], cancelled: Callable[[], bool], every: float = 0.05) -> bool:
-        """Until all are complete; False: aborted, or cancelled. Raises :class:`Fault` where a rank is lost."""
+        """Until all are complete; False: aborted, or cancelled. Raises :class:`RankLost`."""
         left = list(postings)
         try:
             while left:
@@ -73,7 +80,7 @@ class SharedMeeting:
                         if self.aborted or cancelled():
                             return False
                         if self.failed:
-                            raise Fault(REMOTE, self.failed)
+                            raise RankLost(self.failed)
                         self._log.changed.wait(every)
                 for posting in ready:
                     self._finish(posting)
@@ -178,18 +185,18 @@ class SharedMeeting:
     def _read(self, posting: Posting) -> Contribution:
         op = posting.operation
         reads = op.kind.extent(self.ranks, posting.rank, op.peer)[0] * op.size
-        return Contribution(op.kind, op.data_type, op.reduction, op.peer, op.count, scalar_of(op, self._memory),
-                            self._memory(op.send, reads).tobytes() if reads else b"")
+        return Contribution(op.kind, op.data_type, op.reduction, op.peer, op.count, scalar_of(op, posting.memory),
+                            posting.memory.read(op.send, reads) if reads else b"")
 
     def _finish(self, posting: Posting) -> None:
         op, rank = posting.operation, posting.rank
         here = self._log.get(self.unique, key_of(rank, op))
         if op.size and op.kind is Kind.RECEIVE:
-            self._memory(op.receive, op.size)[:] = _bytes(here[op.peer])
+            posting.memory.write(op.receive, _bytes(here[op.peer]))
         elif op.size and op.kind is not Kind.SEND and op.kind.extent(self.ranks, rank, op.peer)[1]:
             every = [here[other] for other in range(self.ranks)]
             result = results_of(op, [_bytes(one) for one in every], [one.scalar for one in every])[rank]
-            self._memory(op.receive, result.size)[:] = result
+            posting.memory.write(op.receive, result)
         with self._log.lock:
             posting.complete = True
         self._close(posting)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from rgpu.server.device.cpu.collectives.matching import Meeting, Posting
+from rgpu.server.collectives.matching import Meeting, Posting
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
+from tests.support.ranks import NoMemory
+
+UNUSED = NoMemory()
 
 
 def pair(kind: Kind, peer: int) -> Operation:
@@ -14,8 +17,8 @@ def test_sends_and_receives_keep_their_order_when_a_later_one_comes_first() -> N
     """Two streams of a rank send to the same peer: the later send's turn comes before the earlier one's."""
     done: list[list[Posting]] = []
     meeting = Meeting(2, done.append)
-    sends = [meeting.post(0, pair(Kind.SEND, 1)) for _ in range(2)]
-    receives = [meeting.post(1, pair(Kind.RECEIVE, 0)) for _ in range(2)]
+    sends = [meeting.post(0, pair(Kind.SEND, 1), UNUSED) for _ in range(2)]
+    receives = [meeting.post(1, pair(Kind.RECEIVE, 0), UNUSED) for _ in range(2)]
     for late in (sends[1], receives[1], sends[0]):
         meeting.arrive([late])
         assert not done
@@ -27,7 +30,7 @@ def test_sends_and_receives_keep_their_order_when_a_later_one_comes_first() -> N
 def test_numbers_of_a_pair_go_on() -> None:
     meeting = Meeting(2, lambda together: None)
     for number in range(3):
-        sent, received = meeting.post(0, pair(Kind.SEND, 1)), meeting.post(1, pair(Kind.RECEIVE, 0))
+        sent, received = meeting.post(0, pair(Kind.SEND, 1), UNUSED), meeting.post(1, pair(Kind.RECEIVE, 0), UNUSED)
         assert (sent.number, received.number) == (number, number)
         meeting.arrive([sent])
         meeting.arrive([received])

@@ -13,9 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from rgpu.session.objects.collectives import Kind, Operation
+
+
+class Memory(Protocol):
+    """What an operation reads and writes, while its turn is. Methods raise :class:`rgpu.session.errors.DeviceError`."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return a copy of the ``size`` bytes that stood at ``address`` when the stream came to the operation."""
+
+    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
+        """Have bytes (u8, contiguous) at ``address`` when the stream goes on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +37,7 @@ class Posting:
     rank: int
     number: int  #: of the rank's collectives, or of its sends (receives) to (from) that peer
     operation: Operation
+    memory: Memory
     since: float = field(default_factory=time.monotonic)
     ready: bool = False  #: its turn has come in its stream
     complete: bool = False
@@ -48,18 +61,18 @@ class Meeting:
         self._awaited: dict[tuple[int, int], deque[Posting]] = {}
         self._last: dict[int, Posting] = {}
 
-    def post(self, rank: int, operation: Operation) -> Posting:
+    def post(self, rank: int, operation: Operation, memory: Memory) -> Posting:
         """Give an operation its number; it takes part from :meth:`arrive` on."""
         with self._changed:
             kind = operation.kind
             if kind.paired:
                 pair = (rank, operation.peer) if kind is Kind.SEND else (operation.peer, rank)
                 queue = (self._sent if kind is Kind.SEND else self._awaited).setdefault(pair, deque())
-                posting = Posting(rank, self._paired.get((kind, *pair), 0), operation)
+                posting = Posting(rank, self._paired.get((kind, *pair), 0), operation, memory)
                 self._paired[kind, *pair] = posting.number + 1
                 queue.append(posting)
                 return posting
-            posting = Posting(rank, self._numbers[rank], operation)
+            posting = Posting(rank, self._numbers[rank], operation, memory)
             self._numbers[rank] += 1
             self._collectives.setdefault(posting.number, {})[rank] = posting
             return posting

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.server.device.cpu.collectives.numbers import is_integer, narrow, widen
-from rgpu.server.device.cpu.collectives.reductions import reduce, scalar_bytes
+from rgpu.server.collectives.numbers import is_integer, narrow, widen
+from rgpu.server.collectives.reductions import reduce, scalar_bytes
 from rgpu.session.objects.collectives import DataType, Reduction
 
 RANKS, COUNT = 5, 257
