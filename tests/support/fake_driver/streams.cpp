@@ -101,6 +101,9 @@ API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
 API Result cuStreamWaitValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
     return give(stream, [=] { return static_cast<int32_t>(*reinterpret_cast<volatile uint32_t *>(at) - value) >= 0; });
 }
+API Result cuStreamWriteValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
+    return give_once(stream, [=] { *reinterpret_cast<volatile uint32_t *>(at) = value; });
+}
 API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
 API Result cuEventDestroy_v2(void *) { return 0; }

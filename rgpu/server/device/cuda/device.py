@@ -20,7 +20,9 @@ from cuda.bindings import driver
 from rgpu.checkpoint.codec.frames import FramePool
 from rgpu.checkpoint.device import Done, Launch, Region, TimesDone
 from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
+from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
+from rgpu.server.device.cuda.collectives.groups import Collectives
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.events import Clock, Events
@@ -55,8 +57,6 @@ from rgpu.session.objects.collectives import Operation
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
-CUDA_ERROR_INVALID_HANDLE = 400
-CUDA_ERROR_NOT_SUPPORTED = 801
 FOREVER = 1e9  #: seconds
 NON_BLOCKING = 1
 
@@ -99,6 +99,7 @@ class CudaDevice:
             self.completion.add(LEGACY_STREAM + gpu.number, driver.CUstream(driver.CU_STREAM_LEGACY),
                                 int(gpu.context), gpu.number)
         self._work = OrderedWork(self.engine, self.gpus, self.completion)
+        self._collectives = Collectives(self.gpus, self.engine, self.completion, self._work)
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._work.error.note)
         self._modules = LoadedModules(self.gpus, self.engine)
         self._state = StateBytes(self.gpus, self.mirrors, self._modules, self.hasher)
@@ -199,6 +200,7 @@ class CudaDevice:
         """Its streams, events and memory are destroyed by their own calls."""
         self._graphs.destroy_context(context)
         self._arrays.destroy_context(context)
+        self._collectives.communicators.destroy_context(context)
         self.engine.remove_context(context)
         self.gpus.remove_context(context)
 
@@ -388,7 +390,7 @@ class CudaDevice:
         if not pending:
             return None
         seq = min(pending)
-        return seq, self._modules.describe(self.engine.launched(seq))
+        return seq, self._collectives.unfinished(seq) or self._modules.describe(self.engine.launched(seq))
 
     def is_complete(self, seq: int) -> bool:
         return bool(self.engine.is_complete(seq))
@@ -416,21 +418,21 @@ class CudaDevice:
     def regions(self) -> list[Region]:
         return self._state.regions()
 
-    def reach_ranks(self, exchange: Any) -> None:
-        pass
+    def reach_ranks(self, exchange: Exchange) -> None:
+        self._collectives.communicators.exchange = exchange
 
     def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
                             members: Sequence[str] = ()) -> None:
-        raise DeviceError("communicators by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
+        self._collectives.create(communicator, context, ranks, rank, unique, members)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
-        raise DeviceError(f"no communicator {communicator}", CUDA_ERROR_INVALID_HANDLE)
+        self._collectives.communicators.destroy(communicator, abort)
 
     def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
-        raise DeviceError("collectives by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
+        self._collectives.give(seq, operations)
 
     def communicators(self) -> list[dict[str, Any]]:
-        return []
+        return self._collectives.communicators.figures()
 
     def pins(self) -> list[str]:
         return self._modules.pins()
@@ -492,6 +494,7 @@ class CudaDevice:
         self._clock.set(now)
 
     def close(self) -> None:
+        self._collectives.stop()
         self.drain(1.0)  # copies under way read and write memory that is given back below
         self._host_functions.stop()
         self._work.stop()
@@ -499,6 +502,7 @@ class CudaDevice:
         self.gpus.use()
         if self.text is not None:
             self.text.close()
+        self._collectives.close()
         self._frames.close()
         self.hasher.close()
         self._ring.close()

@@ -3,113 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.worker.apply.runtime import SessionRuntime
-from rgpu.session.addresses import DEVICE_BASE, GRANULE
-from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
-from rgpu.session.journal.record import pack
 from rgpu.session.objects.collectives import (
-    NO_PEER,
-    DataType,
     Kind,
     Operation,
-    Reduction,
     decode,
     decode_members,
     encode,
 )
+from tests.support.collective_session import (
+    COUNT,
+    RANKS,
+    RECEIVE,
+    SEND,
+    Session,
+    check_every_kind,
+    operation,
+)
 from tests.support.eventually import eventually
-
-RANKS, COUNT = 3, 6
-SEND, RECEIVE, PART = DEVICE_BASE, DEVICE_BASE + (1 << 20), 1 << 16
-UNIQUE = b"u" * 128
-
-
-class Session:
-    """Three ranks of one communicator, 40 to 42, each on a stream of its own, 18 to 20."""
-
-    def __init__(self) -> None:
-        self.device = CpuDevice(0, 64 << 20)
-        self.runtime = SessionRuntime("s", 1, self.device)
-        self.results: dict[int, int] = {}
-        self.runtime.attach(lambda seq, result, reply, data: self.results.update({seq: result}), 0)
-        self.seq = 0
-        self.feed = self.runtime.open_stream()
-        self("session_open", version=1, pid=1, environment=b"")
-        self("context_create", context=16, device=0, flags=0, primary=1)
-        self("memory_map", address=DEVICE_BASE, size=GRANULE, device=0)
-        self("memory_allocate", address=DEVICE_BASE, size=GRANULE)
-        for rank in range(RANKS):
-            self("stream_create", stream=18 + rank, context=16, flags=1, priority=0)
-            assert not self.create(40 + rank, rank)
-
-    def __call__(self, name: str, **args: Any) -> int:
-        self.seq += 1
-        self.feed(pack(self.seq, BY_NAME[name].id, decoders.encode_args(name, **args), b""))
-        return self.results.get(self.seq, 0)
-
-    def create(self, number: int, rank: int, ranks: int = RANKS) -> int:
-        return self("communicator_create", communicator=number, context=16, ranks=ranks, rank=rank, unique=UNIQUE,
-                    members=b"")
-
-    def group(self, *operations: Operation) -> None:
-        self("collective_group", stream=operations[0].stream, operations=encode(operations))
-
-    def fill(self) -> list[np.ndarray[Any, Any]]:
-        values = [np.arange(RANKS * COUNT, dtype=np.float32) * (rank + 1) + rank for rank in range(RANKS)]
-        for rank, value in enumerate(values):
-            self.device.write(SEND + rank * PART, value.tobytes())
-            self.device.write(RECEIVE + rank * PART, bytes(RANKS * COUNT * 4))
-        return values
-
-    def result(self, rank: int, count: int) -> list[float]:
-        assert self.device.drain(10) and not self.device.error
-        return np.frombuffer(self.device.read(RECEIVE + rank * PART, count * 4), np.float32).tolist()
-
-
-def operation(rank: int, kind: Kind, peer: int = NO_PEER, count: int = COUNT,
-              reduction: Reduction = Reduction.SUM) -> Operation:
-    return Operation(kind, DataType.FLOAT32, reduction, peer, 40 + rank, 18 + rank, SEND + rank * PART,
-                     RECEIVE + rank * PART, count)
 
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    made = Session()
+    made = Session(CpuDevice(0, 64 << 20))
     yield made
     made.runtime.stop()
     made.device.close()
 
 
 def test_every_kind(session: Session) -> None:
-    values = session.fill()
-    head = [value[:COUNT] for value in values]
-    total = (head[0] + head[1] + head[2]).tolist()
-    whole = np.concatenate(head).tolist()
-    zeros = [0.0] * COUNT
-    wanted = {
-        (Kind.ALL_REDUCE, NO_PEER): [total] * 3, (Kind.REDUCE, 1): [zeros, total, zeros],
-        (Kind.BROADCAST, 2): [head[2].tolist()] * 3, (Kind.ALL_GATHER, NO_PEER): [whole] * 3,
-        (Kind.REDUCE_SCATTER, NO_PEER): (values[0] + values[1] + values[2]).reshape(3, COUNT).tolist(),
-        (Kind.ALL_TO_ALL, NO_PEER): [np.concatenate([v[r * COUNT:][:COUNT] for v in values]).tolist()
-                                     for r in range(RANKS)],
-        (Kind.GATHER, 0): [whole, zeros, zeros], (Kind.SCATTER, 2): values[2].reshape(3, COUNT).tolist()}
-    for (kind, root), results in wanted.items():
-        session.fill()
-        session.group(*(operation(rank, kind, root) for rank in range(RANKS)))  # one group, three streams
-        assert [session.result(rank, len(results[rank])) for rank in range(RANKS)] == results, kind
-        session.fill()
-        for rank in (2, 0, 1):  # each by itself, the last rank first
-            session.group(operation(rank, kind, root))
-        assert [session.result(rank, len(results[rank])) for rank in range(RANKS)] == results, kind
-    assert not session.runtime.executor.bugs
+    check_every_kind(session)
 
 
 def test_sends_pair_in_their_order(session: Session) -> None:

@@ -1,0 +1,187 @@
+"""Collectives of the cuda device: its streams stand at gates, data goes through host memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rgpu.server.device.cuda.collectives import groups
+from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
+from tests.support.collective_session import COUNT, PART, RANKS, SEND, Session, check_every_kind
+from tests.support.collective_session import operation as own_operation
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import BASE, BINARY, driver
+from tests.support.ranks import PART as EACH
+from tests.support.ranks import RECEIVE, Gang, Member, contents, operation
+from tests.support.ranks import SEND as SENT
+
+
+@pytest.fixture
+def session(device: Any) -> Iterator[Session]:
+    made = Session(device)
+    yield made
+    made.runtime.stop()
+
+
+class DeviceMember(Member):
+    """A session whose ranks' memory and streams are the device's."""
+
+    device: Any = None
+
+    def _open(self) -> None:
+        self.device.map(BASE, 16 << 20)
+        self.device.allocate(BASE, 16 << 20)
+        self.device.reach_ranks(self.ranks)
+        self.communicators = self.device._collectives.communicators
+        for rank in [rank for rank, name in enumerate(self.gang.members) if name == self.name]:
+            self.device.create_stream(18 + rank, 16, 1, 0)
+            self.device.create_communicator(40 + rank, 16, len(self.gang.members), rank, b"u" * 128,
+                                            self.gang.members)
+
+    def _write(self, rank: int, data: bytes) -> None:
+        self.device.copy_in(self.seq, 18 + rank, BASE + SENT + rank * EACH, len(data), len(data), 1, data)
+        self.device.fill(self.seq, 18 + rank, BASE + RECEIVE + rank * EACH, len(data), len(data), 1, 1, 0)
+
+    def _group(self, *operations: Operation) -> None:
+        self.device.collectives(self.seq, [
+            replace(one, send=BASE + one.send, receive=BASE + one.receive) for one in operations])
+
+    def read(self, rank: int, size: int) -> bytes:
+        assert self.device.drain(20) and not self.device.error, self.device.error_detail()
+        return bytes(self.device.read(BASE + RECEIVE + rank * EACH, size))
+
+    def close(self) -> None:
+        self.streams.close(5)
+        for link in [*self.ranks._asking._links.values(), *(one.connection for one in self.ranks._answering._clients)]:
+            link.close()
+
+
+@pytest.fixture
+def gang(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gang]:
+    """Rank 1 of three is on the device, the others in sessions of their own elsewhere."""
+    made = Gang(["a", "b", "c"])
+    lost = made.lose("b")
+    monkeypatch.setattr(DeviceMember, "device", device)
+    made.sessions["b"] = member = DeviceMember(made, "b", 2)
+    for name, args in lost.journal:
+        member.call(name, *args)
+    yield made
+    made.close()
+
+
+def test_every_kind(session: Session) -> None:
+    check_every_kind(session)
+    assert not session.device._collectives._coming
+
+
+def test_ranks_that_differ_are_named_and_abort_ends_it(session: Session) -> None:
+    session.fill()
+    session.group(own_operation(0, Kind.ALL_REDUCE))
+    session.group(own_operation(1, Kind.ALL_REDUCE, count=COUNT - 1))
+    eventually(lambda: len(session.device.communicators()[0]["last"]) == 2)
+    first, second = session.device.communicators()[0]["last"]
+    assert first["missing"] == [2] and first["differs"] == {1: second["call"]}
+    session.group(own_operation(2, Kind.ALL_REDUCE))
+    assert not session.device.drain(0.3), "as NCCL does"
+    assert "all_reduce" in (session.device.unfinished() or (0, ""))[1]
+    session("communicator_destroy", communicator=40, abort=1)
+    assert session.device.drain(10) and not session.device.error
+
+
+def test_a_factor_in_device_memory(session: Session) -> None:
+    """What it is when the streams come to the group, not when the group is given."""
+    values = session.fill()
+    operations = [replace(own_operation(rank, Kind.ALL_REDUCE, reduction=Reduction.PREMULSUM), on_device=True,
+                          scalar=SEND + 4 * PART) for rank in range(RANKS)]
+    session.device.write(SEND + 4 * PART, bytes(4))
+    session("memset", stream=18, destination=SEND + 4 * PART, pitch=4, width=4, height=1, element=4, value=0x40000000)
+    session.group(*operations)
+    total = (values[0] + values[1] + values[2])[:COUNT] * 2
+    assert [session.result(rank, COUNT) for rank in range(RANKS)] == [total.tolist()] * RANKS
+
+
+def test_many_groups_are_given_ahead(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than have room at once: the next is given when others are complete; buffers are used again."""
+    monkeypatch.setattr(groups, "MOST_STAGED", 1 << 19)
+    session.fill()
+    chain = [replace(own_operation(rank, Kind.ALL_REDUCE, reduction=Reduction.MAX), send=SEND + rank * PART,
+                     receive=SEND + rank * PART) for rank in range(RANKS)]
+    for _ in range(300):
+        session.group(*chain)
+    largest = max(float(value) for value in session.fill()[2][:COUNT])
+    assert session.device.drain(20) and session.device._collectives._staging.used <= 1 << 20
+    session.group(*(own_operation(rank, Kind.ALL_REDUCE, reduction=Reduction.MAX) for rank in range(RANKS)))
+    assert max(session.result(0, COUNT)) == largest and not session.runtime.executor.bugs
+
+
+def test_a_rank_whose_group_comes_behind_what_has_no_room(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks in one journal: what completes the groups that take the room is given after the one that wants some."""
+    monkeypatch.setattr(groups, "MOST_STAGED", 1 << 18)
+    monkeypatch.setattr(groups, "PATIENCE", 0.1)
+    values = session.fill()
+    for rank in range(RANKS):
+        for _ in range(4):
+            session.group(own_operation(rank, Kind.ALL_REDUCE))
+    total = (values[0] + values[1] + values[2])[:COUNT].tolist()
+    assert [session.result(rank, COUNT) for rank in range(RANKS)] == [total] * RANKS
+
+
+def test_ranks_elsewhere_and_a_driver_that_waits(gang: Gang, device: Any) -> None:
+    """The applying thread is inside the driver, which waits for the stream that stands at the group."""
+    data = contents(3, COUNT * 4, 1, DataType.FLOAT32)
+    for rank, part in enumerate(data):
+        gang.of(rank).call("write", rank, part)
+    gang.of(1).group(operation(1, Kind.ALL_REDUCE))
+    driver().fake_loads_wait(1)
+    loading = threading.Thread(target=device.load, args=(30, BINARY, b"", False))
+    loading.start()
+    time.sleep(0.2)
+    assert loading.is_alive(), "the load does not wait for the stream"
+    for rank in (0, 2):
+        gang.of(rank).group(operation(rank, Kind.ALL_REDUCE))
+    loading.join(20)
+    assert not loading.is_alive()
+    assert len({gang.of(rank).read(rank, COUNT * 4) for rank in range(3)}) == 1
+    assert gang.of(0).read(0, 4) != bytes(4)
+
+
+def test_what_a_lost_worker_brought_is_had_again(gang: Gang) -> None:
+    """The others go on; the one that replays gets theirs out of their logs."""
+    for step in range(3):
+        for rank, part in enumerate(contents(3, COUNT * 4, step, DataType.FLOAT32)):
+            gang.of(rank).call("write", rank, part)
+            gang.of(rank).group(operation(rank, Kind.ALL_REDUCE))
+    before = [gang.of(rank).read(rank, COUNT * 4) for rank in range(3)]
+    again = gang.recover(gang.lose("a"), 3)
+    assert again.read(0, COUNT * 4) == before[0] == before[1] == before[2]
+
+
+def test_a_rank_that_is_lost_for_good(gang: Gang, device: Any) -> None:
+    gang.of(1).group(operation(1, Kind.ALL_REDUCE))
+    gang.of(2).group(operation(2, Kind.ALL_REDUCE))
+    gang.over["a"] = "its program ended"
+    for member in gang.sessions.values():
+        member.ranks.gone("a", "its program ended")
+    eventually(lambda: device.error == 911, lambda: device.error_detail())
+    assert "its program ended" in device.error_detail() and device.drain(10)
+
+
+def test_a_device_that_closes_does_not_wait_for_ranks(session: Session) -> None:
+    session.group(own_operation(0, Kind.ALL_REDUCE))
+    began = time.monotonic()
+    session.runtime.stop()
+    session.device._collectives.stop()
+    assert session.device.drain(5) and time.monotonic() - began < 20
+
+
+def test_what_is_no_memory_of_the_session(session: Session) -> None:
+    session.group(replace(own_operation(0, Kind.ALL_REDUCE), send=BASE - 4096))
+    assert session.runtime.executor.bugs == 1
+    assert session.device.drain(5) and not session.device.error
+    session.group(*(own_operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
+    assert session.device.drain(5), "the refused one took no part"
