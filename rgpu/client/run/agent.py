@@ -140,7 +140,9 @@ class Agent:
             self._gang = GangRun(self.desk, args, reply, lambda one: self._read(one)[0], self._directory)
             if not self.options.quiet:
                 self._complain(self._gang.line())
-            self.observer.placed(self._gang.facts, str(reply["members"][0].get("driver_release") or ""))
+            release = str(reply["members"][0].get("driver_release") or "")
+            self.observer.placed(self._gang.facts, release)
+            self.observer.listed(self._gang.facts, release)
             return
         facts, *_ = self._read(reply)
         self._placed = PlacedSession(self.desk, args, reply)
@@ -328,7 +330,8 @@ class Agent:
                           hello.area and shared, shared)
         for segment in early:
             shipper.journal.offer(segment)
-        self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))
+        first = self._gang.first_of(device) if self._gang is not None and device is not None else 0
+        self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""), first)
         with self._lock:
             self._shippers[name] = shipper
             closing = self._closing

@@ -94,6 +94,10 @@ class GangRun:
             raise Corrupt(f"a process chose device {device} of a list of {len(self.facts.devices)}", reason="protocol")
         return self.members[self.facts.devices[device].attributes[MEMBER]]
 
+    def first_of(self, device: int) -> int:
+        """The first device of the list that the member of a device has."""
+        return device - self.facts.devices[device].attributes[MEMBER_DEVICE]
+
     def take(self, member: GangMember, missing: Callable[[str], None]) -> PlacedSession | None:
         """The member's session for the first process that uses it, None for further ones.
 

@@ -61,11 +61,12 @@ def shim_directory() -> Path:
 
 
 def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None,
-                several: bool = False) -> dict[str, str]:
+                several: bool = False, ranks: bool = False) -> dict[str, str]:
     """The program's environment; what the user set is kept, behind ours.
 
     ``driver_version``: as cuDriverGetVersion; what the shim answers before it has a session.
-    ``several``: the session asks for more than one GPU.
+    ``several``: the session asks for more than one GPU. ``ranks``: its processes are a gang's ranks, whose NCCL cannot
+    be the program's own, which would share memory between them.
     """
     result = dict(base)
     result.pop(LIST, None)  # of a gang that this run is started within
@@ -76,7 +77,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     # Ours of CUPTI are loaded first: PyTorch's wheels name where NVIDIA's is (DT_RPATH), which goes before every path
     # here, but not before a library of that name which is loaded already.
     first = [driver, *(str(library / name) for name in CUPTI if (library / name).exists())]
-    if base.get("RGPU_NCCL") == "calls" and nccl.exists():
+    if base.get("RGPU_NCCL", "calls" if ranks else "own") == "calls" and nccl.exists():
         first.append(str(nccl))
     result["LD_PRELOAD"] = _join(":".join(first), base.get("LD_PRELOAD"), ":")
     result["RGPU_AGENT"] = str(agent)
@@ -203,10 +204,11 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         agent.start()
         status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])
         if not status:
-            gang = "gang" in (extra or {})
-            several = float((extra or {}).get("gpus") or 1) > 1 or gang
-            environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
-            if gang:
+            gang = (extra or {}).get("gang")
+            several = float((extra or {}).get("gpus") or 1) > 1 or gang is not None
+            environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several,
+                                  gang is not None and not gang.get("spread"))
+            if gang is not None:
                 environ[LIST] = "1"
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
             status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)

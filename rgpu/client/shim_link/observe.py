@@ -3,14 +3,14 @@
 A process with a session sees that session's devices. One without sees those of
 the run's first live session; before there is any, those of the session that was
 made for the program before it started, or else of the device that the pool would
-choose now, which is no promise.
+choose now, which is no promise. All processes of a gang's run see the run's list of devices, as the driver shows it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class _Seen:
     pid: int
     facts: SessionFacts
     release: str
+    first: int = 0  #: its first device among those of the run's list
     usage: Usage | None = None
     waited: bool = False  #: for the page: once is enough
 
@@ -60,13 +61,18 @@ class Observer:
         self._asking = threading.Lock()
         self._sessions: dict[str, _Seen] = {}
         self._candidate: Candidate | RgpuError | None = None
+        self._list: Candidate | None = None  #: the devices of a gang's run
         self._fresh_until = 0.0
 
     # -- what the agent tells -----------------------------------------------------------
-    def began(self, session: str, pid: int, facts: SessionFacts, release: str) -> None:
-        """Note that a process has a session from now on."""
+    def began(self, session: str, pid: int, facts: SessionFacts, release: str, first: int = 0) -> None:
+        """Note that a process has a session from now on. ``first``: in a gang, its first device in the run's list."""
         with self._lock:
-            self._sessions[session] = _Seen(pid, facts, release)
+            self._sessions[session] = _Seen(pid, facts, release, first)
+
+    def listed(self, facts: SessionFacts, release: str) -> None:
+        """Note the devices of a gang's run: monitors see all of them from now on."""
+        self._list = Candidate(facts, release)
 
     def placed(self, facts: SessionFacts, release: str) -> None:
         """A session waits for the program's first process: it needs no more asking what there is."""
@@ -89,7 +95,7 @@ class Observer:
     # -- what a monitor asks --------------------------------------------------------------
     def answer(self, pid: int) -> Observation:
         """Answer the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
-        from rgpu.session.observed import Observation, Process
+        from rgpu.session.observed import Observation
 
         with self._lock:
             mine = self._session_for(pid)
@@ -97,15 +103,29 @@ class Observer:
                 # Its shim has sent the page before cuInit returned: the session's thread is about to read it.
                 self._counted.wait(USAGE_SECONDS)
                 mine.waited = True
+            seen = list(self._sessions.values())
+        if self._list is not None:
+            return self._observed(self._list.facts, self._list.release, seen)
         if mine is None:
             found = self.candidate()
             return Observation(found.facts, False, found.release, (0,) * len(found.facts.devices))
-        count = len(mine.facts.devices)
-        used = mine.usage.used(count) if mine.usage is not None else (0,) * count
-        # What the shim wrote may be anything; the program's own tools are all that see it.
-        used = tuple(min(bytes_used, mine.facts.quota or bytes_used) for bytes_used in used)
-        processes = tuple(Process(mine.pid, device, bytes_used) for device, bytes_used in enumerate(used))
-        return Observation(mine.facts, True, mine.release, used, processes)
+        return self._observed(mine.facts, mine.release, [mine])
+
+    @staticmethod
+    def _observed(facts: SessionFacts, release: str, sessions: Sequence[_Seen]) -> Observation:
+        from rgpu.session.observed import Observation, Process
+
+        used = [0] * len(facts.devices)
+        processes = []
+        for one in sessions:
+            count = len(one.facts.devices)
+            figures = one.usage.used(count) if one.usage is not None else (0,) * count
+            for device, figure in enumerate(figures, one.first):
+                # What the shim wrote may be anything; the program's own tools are all that see it.
+                bytes_used = min(figure, one.facts.quota or figure)
+                used[device] += bytes_used
+                processes.append(Process(one.pid, device, bytes_used))
+        return Observation(facts, bool(sessions), release, tuple(used), tuple(processes))
 
     def session_of(self, pid: int) -> str:
         """Return the name of the session that the process ``pid`` has. Raises :class:`NotFound`."""

@@ -266,9 +266,22 @@ def test_names_and_environment() -> None:
     assert result["NCCL_P2P_LEVEL"] == "SYS" and "NCCL_CUMEM_ENABLE" not in result
     several = environment(base, Path("/lib"), Path("/run/a.sock"), several=True)
     assert several["NCCL_CUMEM_ENABLE"] == "0"
+    assert "libnccl" not in several["LD_PRELOAD"], "between devices of one process the program's own works"
     kept = {"NCCL_CUMEM_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
     several = environment(kept, Path("/lib"), Path("/run/a.sock"), several=True)
     assert {key: several[key] for key in kept} == kept
+
+
+def test_ranks_of_a_gang_have_nccl_as_calls_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    ours = tmp_path / "nccl" / "libnccl.so.2"
+    ours.parent.mkdir()
+    ours.touch()
+
+    def loaded(**base: str) -> bool:
+        return str(ours) in environment(base, tmp_path, Path("/run/a.sock"), ranks="ranks" in base)["LD_PRELOAD"]
+
+    assert loaded(ranks="") and not loaded() and loaded(RGPU_NCCL="calls")
+    assert not loaded(ranks="", RGPU_NCCL="own")
 
 
 @pytest.mark.parametrize("name", ["rgpu-0.1.0", "with spaces", "with:colon"])

@@ -157,12 +157,8 @@ def test_a_gang_trains_with_collectives(pool: LocalPool, tmp_path: Path) -> None
                               check=True).stdout
     ranks = (f"CUDA_VISIBLE_DEVICES={rank} {sys.executable} {TRAINING} {tmp_path}/id {rank} 4 60 10 & p{rank}=$!"
              for rank in range(4))
-    pool.environment["RGPU_NCCL"] = "calls"
-    try:
-        program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2 && wait $p3"]),
-                           name="sums", options=("--ranks", "4", "--gpus", "0.5"))
-    finally:
-        del pool.environment["RGPU_NCCL"]
+    program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2 && wait $p3"]),
+                       name="sums", options=("--ranks", "4", "--gpus", "0.5"))
     program.wait_lines(4)
     row = gang(pool, "sums")
     assert {(one["session"], one["collective"]["rank"], one["collective"]["kind"]) for one in row["members"]} == {

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
 from common import check
 from cuda.bindings import driver
 
@@ -29,11 +30,17 @@ def rank(number: int, other: int | None, folder: Path) -> None:
     count = check(driver.cuDeviceGetCount())
     ids = {bytes(check(driver.cuDeviceGetUuid(n)).bytes) for n in range(count)}
     assert len(ids) == count, "each device of the list is another"
+    pynvml.nvmlInit()  # PyTorch counts devices by it
+    assert pynvml.nvmlDeviceGetCount() == count, "monitors see another list"
     context = check(driver.cuDevicePrimaryCtxRetain(number))
     check(driver.cuCtxSetCurrent(context))
     if other is not None:
         say(f"rank {number} device {other}: {int(driver.cuDevicePrimaryCtxRetain(other)[0])}")
     memory = check(driver.cuMemAlloc(SIZE))
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    assert ids >= {bytes.fromhex(pynvml.nvmlDeviceGetUUID(handle).removeprefix("GPU-").replace("-", ""))}
+    mine = [one.usedGpuMemory for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if one.pid == os.getpid()]
+    assert len(mine) == 1 and SIZE <= mine[0] <= pynvml.nvmlDeviceGetMemoryInfo(handle).used, mine
     digest = hashlib.sha256()
     say(f"rank {number} began")
     began, turn = time.monotonic(), 0
