@@ -45,7 +45,9 @@ def narrow(values: Array, data_type: DataType) -> Array:
     if data_type is DataType.BFLOAT16:
         bits = values.view(np.uint32)
         rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype("<u2")
-        return np.where(np.isnan(values), np.uint16(0x7FFF), rounded).astype("<u2").view(np.uint8)
+        if (nans := np.isnan(values)).any():
+            rounded[nans] = 0x7FFF
+        return rounded.view(np.uint8)
     return _narrow_eight(values, data_type)
 
 

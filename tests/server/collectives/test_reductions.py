@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rgpu.server.collectives.numbers import is_integer, narrow, widen
-from rgpu.server.collectives.reductions import reduce, scalar_bytes
+from rgpu.server.collectives.reductions import BLOCK, SHARED, reduce, scalar_bytes
 from rgpu.session.objects.collectives import DataType, Reduction
 
 RANKS, COUNT = 5, 257
@@ -99,3 +99,16 @@ def test_numbers_win_over_nan() -> None:
 
 def test_scalars() -> None:
     assert scalar_bytes(0.25, DataType.BFLOAT16) == b"\x80\x3e" and is_integer(DataType.UINT64)
+
+
+@pytest.mark.parametrize("kind", [DataType.FLOAT32, DataType.BFLOAT16, DataType.INT8, DataType.FLOAT8E4M3],
+                         ids=lambda kind: kind.name)
+@pytest.mark.parametrize("elements", [BLOCK, BLOCK + 3, 5 * BLOCK + 1, SHARED // 2 + 7])
+def test_long_contributions_are_reduced_in_blocks(kind: DataType, elements: int) -> None:
+    source = np.random.default_rng(elements)
+    given = [source.integers(0, 256, elements * kind.size, np.uint8, False) for _ in range(3)]
+    ends = (0, 1, BLOCK - 1, BLOCK, elements - 1)
+    found = reduce(given, kind, Reduction.AVG).reshape(elements, kind.size)
+    wanted = [reduce([part.reshape(elements, kind.size)[at] for part in given], kind, Reduction.AVG)
+              for at in ends if at < elements]
+    assert [found[at].tolist() for at in ends if at < elements] == [one.tolist() for one in wanted]
