@@ -17,7 +17,8 @@ API Result cuDeviceGetP2PAttribute(int *value, int, int, int) { return *value = 
 API Result cuCtxEnablePeerAccess(void *peer, unsigned) { return !current ? 201 : peer == current ? 101 : 0; }
 API Result cuDeviceGetName(char *name, int size, int) { return std::strncpy(name, "Fake", static_cast<size_t>(size)), 0; }
 API Result cuDeviceGetUuid_v2(char *uuid, int device) { return std::memset(uuid, 7 + device, 16), 0; }
-API Result cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{1} << 30, 0; }
+API Result cuMemGetInfo_v2(size_t *left, size_t *bytes) { return *left = size_t{12} << 30, *bytes = size_t{16} << 30, 0; }
+API Result cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{16} << 30, 0; }
 // Only asked of a module's variables: whether one is managed; none is.
 API Result cuPointerGetAttribute(void *data, int attribute, std::uint64_t) {
   return attribute == 8 ? (*static_cast<unsigned *>(data) = 0, 0) : 1;

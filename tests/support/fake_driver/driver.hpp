@@ -13,6 +13,7 @@
 // is refused: stricter than a real driver, which lets some of it pass.
 #pragma once
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -3,7 +3,7 @@
 // add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64 address) runs until the u32 there is not 0;
 // slow(u32 microseconds); wild() is an illegal address; sum(u64 address, u32...) adds up its parameters;
 // vprintf(u64 number, u32 lines) prints "NUMBER: LINE of LINES". Our own module's are rgpu_hash_pages and
-// rgpu_copy_hash_pages, whose "hash" of a page is the sum of its bytes plus the key's first word, and its length.
+// rgpu_copy_hash_pages, one page after the other.
 // Modules' variables are reached by the device that they are on alone, as with a real one: hashing another's is an
 // illegal address. What kernels print comes out where a real driver prints it, or after fake_print_at(1) only in
 // cuCtxSynchronize. A launch may be captured into a graph, with parameters as the real driver takes them there: a
@@ -15,11 +15,39 @@ namespace {
 auto &printed_lock = *new std::mutex;  // behind the others
 auto &printed = *new std::string;
 
+constexpr uint64_t kPage = 65536, kPrime = (uint64_t{1} << 61) - 1;
+
+struct Key {
+    uint32_t words[520];
+    uint64_t multipliers[2][257];
+};
+
+// The page hash as rgpu/checkpoint/pages/pagehash.py defines it; `page` has zeros behind `size`.
+void hash_page(const uint32_t *page, uint64_t size, const Key &key, uint64_t (&hash)[2]) {
+    unsigned __int128 sums[2] = {};
+    for (uint32_t column = 0; column < 32; ++column) {
+        uint64_t n[4] = {};
+        for (uint32_t row = 0; row < 128; ++row) {
+            const uint32_t *m = page + row * 128 + column * 4;
+            for (uint32_t lane = 0; lane < 4; ++lane) {
+                const uint32_t *k = key.words + 4 * row + 2 * lane;
+                n[lane] += uint64_t{m[0] + k[0]} * uint64_t{m[1] + k[1]};
+                n[lane] += uint64_t{m[2] + k[2]} * uint64_t{m[3] + k[3]};
+            }
+        }
+        for (uint32_t i = 0; i < 8; ++i)
+            for (uint32_t j = 0; j < 2; ++j)
+                sums[j] += (unsigned __int128){n[i / 2] >> 32 * (i & 1) & 0xffffffff} * key.multipliers[j][column * 8 + i];
+    }
+    for (uint32_t j = 0; j < 2; ++j)
+        hash[j] = static_cast<uint64_t>((sums[j] + (unsigned __int128){size} * key.multipliers[j][256]) % kPrime);
+}
+
 // The parameters of rgpu_hash_pages; rgpu_copy_hash_pages has `staging` too.
 struct HashPages {
     const uint64_t (*segments)[3];  // address, bytes, pages before
     uint32_t count, pages, per_warp;
-    const uint32_t *key;
+    const Key *key;
     uint64_t (*hashes)[2];
     uint8_t *zero;
     char *staging;
@@ -36,19 +64,18 @@ bool reaches(void *context, Ptr at) {
 void hash_pages(const HashPages &p, void *context) {
     for (uint32_t s = 0; s < p.count; ++s)
         if (!reaches(context, p.segments[s][0])) sticky = 700;
-    constexpr uint64_t page = 65536;
+    constexpr uint64_t page = kPage;
+    std::vector<uint32_t> whole(page / 4);
     for (uint32_t s = 0; s < p.count; ++s) {
         uint64_t number = p.segments[s][2];
         for (uint64_t at = 0; at < p.segments[s][1]; at += page, ++number) {
             const auto *bytes = reinterpret_cast<const uint8_t *>(p.segments[s][0] + at);
             const uint64_t size = std::min(page, p.segments[s][1] - at);
-            uint64_t sum = 0;
-            for (uint64_t i = 0; i < size; ++i) sum += bytes[i];
-            p.hashes[number][0] = sum + p.key[0];
-            p.hashes[number][1] = size;
-            p.zero[number] = sum == 0;
-            if (p.staging) std::memcpy(p.staging + number * page, bytes, size);
-            if (p.staging) std::memset(p.staging + number * page + size, 0, page - size);
+            std::memset(whole.data(), 0, page);
+            std::memcpy(whole.data(), bytes, size);
+            hash_page(whole.data(), size, *p.key, p.hashes[number]);
+            p.zero[number] = std::all_of(whole.begin(), whole.end(), [](uint32_t word) { return !word; });
+            if (p.staging) std::memcpy(p.staging + number * page, whole.data(), page);
         }
     }
 }

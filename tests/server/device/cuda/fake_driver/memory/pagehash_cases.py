@@ -1,6 +1,6 @@
 """Page hashing through the driver's real interface: handles, buffers, streams, parameters as the kernels want them.
 
-The kernels themselves run in ``test_pagehash.py``; the fake driver's sum up bytes.
+The kernels themselves run in ``test_pagehash.py``; the fake driver's hash one page after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.pages.pagehash import PageHashes, expand_key
+from rgpu.checkpoint.pages.pagehash import PageHashes, hash_page
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.device.cuda.memory import pagehash as device_hash
 from tests.support.fake_driver.support import BASE
@@ -21,8 +21,7 @@ KEY = bytes(range(32))
 
 
 def check(found: PageHashes, pages: list[bytes], key: bytes = KEY) -> None:
-    first = int(expand_key(key).words[0])
-    assert found.hashes.tolist() == [[sum(page) + first, len(page)] for page in pages]
+    assert found.hashes.tolist() == [list(hash_page(page, key)) for page in pages]
     assert found.zero.tolist() == [not any(page) for page in pages]
 
 

@@ -1,0 +1,54 @@
+"""A gang's collectives on the cuda device, in a whole pool: a driver that needs no GPU is below the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_driver
+from tests.support.eventually import eventually
+from tests.support.pools.pool import LocalPool
+
+TRAINING = Path(__file__).parents[1] / "programs" / "ranks.py"
+RANKS, STEPS, SECONDS = 3, 40, 8
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[LocalPool]:
+    """Two nodes with a device ``cuda:0``."""
+    if fake_driver.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    (tmp_path / "driver").mkdir()
+    pool = LocalPool(tmp_path, nodes=2, lease=4.0, device="cuda:0")
+    pool.environment |= {key: value for key, value in fake_driver.build(tmp_path / "driver").items()
+                         if key.startswith("RGPU_ENGINE") or key == "LD_LIBRARY_PATH"}
+    with pool:
+        yield pool
+
+
+def test_ranks_are_moved_and_recovered_while_they_train(pool: LocalPool, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    expected = subprocess.run([sys.executable, TRAINING, "--expected", str(RANKS), str(STEPS)], capture_output=True,
+                              text=True, check=True).stdout
+    ranks = (f"CUDA_VISIBLE_DEVICES={rank} {sys.executable} -W ignore {TRAINING} {tmp_path}/id {rank} {RANKS} {STEPS} "
+             f"{SECONDS} & p{rank}=$!" for rank in range(RANKS))
+    program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2"]), name="sums",
+                       options=("--ranks", str(RANKS), "--gpus", "0.25", "--memory", "64MiB"))
+    program.wait_lines(RANKS)
+    began = {row["session"]: row["host"] for row in pool.rgpu("ps")}
+    other = {"node-a": "node-b", "node-b": "node-a"}[began["sums.1"]]
+    pool.rgpu("migrate", "sums.1", other)
+    assert pool.session("sums.1")["host"] == other
+    os.kill(pool.session("sums.2")["worker_pid"], signal.SIGKILL)
+    eventually(lambda: pool.session("sums.2")["epoch"] == 2 and pool.session("sums.2")["state"] == "running",
+               pool.logs, 60)
+    pool.rgpu("migrate", "sums.0", other)
+    assert program.process.wait(120) == 0, program.errors[-20:]
+    program.finish_reading()
+    assert [line for line in program.lines if line.startswith("digest")] == RANKS * expected.splitlines()
