@@ -154,7 +154,7 @@ class PageReceiver:
             elif kind == OBJECTS and self.make is not None:
                 if (data := objects.take(body)) is not None:
                     began = time.monotonic()
-                    self.make(data)
+                    self.make(bytes(data))
                     self.connection.send(MADE, _encode({"ms": round((time.monotonic() - began) * 1000, 1)}))
             elif kind == GRANT:
                 self.connection.send(GRANTED, encode(self.peer.grant(body)))
@@ -165,7 +165,7 @@ class PageReceiver:
                 self.connection.send(ACK, b"")
             elif kind == STATE:
                 if (data := state.take(body)) is not None:
-                    self.received.state = SessionState.decode(data)
+                    self.received.state = SessionState.decode(bytes(data))
                     self.peer.complete(self.received.state)
                     return self.received
             else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from rgpu.session.objects.collectives import MOST_RANKS, DataType, Kind, Operati
 
 MOST_BYTES = 512 << 20  #: of contributions that a worker keeps; the oldest go first
 MOST_WRITTEN = 128 << 20  #: of those that a checkpoint has
+SMALL = 1 << 16  #: bytes that are sent in one part
 MOST_SENT = 16 << 20  #: of those that go with a move, in its pause
 
 #: Names one collective of a communicator: (-1, -1, number), or one message: (sender, receiver, number of that pair).
@@ -49,7 +50,7 @@ class Contribution:
     peer: int
     count: int
     scalar: bytes
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
     @property
     def called(self) -> tuple[Any, ...]:
@@ -60,13 +61,20 @@ class Contribution:
         return str(Operation(self.kind, self.data_type, self.reduction, self.peer, 0, 0, 0, 0, self.count))
 
 
-_Row = tuple[int, int, int, int, int, int, bytes, bytes]
-_Rows = list[tuple[Unique, Key, int, list[_Row]]]
+_Row = tuple[int, int, int, int, int, int, bytes, bytes | memoryview]
+_ReadRow = tuple[int, int, int, int, int, int, bytes, memoryview]
+_Rows = list[tuple[Unique, Key, int, list[tuple[int, int, int, int, int, int, bytes, bytes]]]]
 
 
-def encode(contributions: dict[int, Contribution]) -> bytes:
-    """Encode what ranks brought to one collective, as msgpack."""
-    return msgspec.msgpack.encode(_rows(contributions))
+def encode(contributions: dict[int, Contribution]) -> list[bytes | memoryview]:
+    """Encode what ranks brought to one collective, as msgpack in parts one behind the other: the data is not copied.
+
+    An array of rows, each an array of seven fields and the data, of bin 32 (the msgpack specification's formats).
+    """
+    parts: list[bytes | memoryview] = [b"\xdd" + len(contributions).to_bytes(4, "big")]
+    for *head, data in _rows(contributions):
+        parts += [b"\x98" + msgspec.msgpack.encode(head)[1:] + b"\xc6" + len(data).to_bytes(4, "big"), data]
+    return parts if sum(map(len, parts)) > SMALL else [b"".join(parts)]
 
 
 def _rows(contributions: dict[int, Contribution]) -> list[_Row]:
@@ -74,15 +82,15 @@ def _rows(contributions: dict[int, Contribution]) -> list[_Row]:
             for rank, one in sorted(contributions.items())]
 
 
-def decode(data: bytes) -> dict[int, Contribution]:
-    """The inverse of :func:`encode`. Raises :class:`Corrupt`."""
+def decode(data: bytes | bytearray) -> dict[int, Contribution]:
+    """The inverse of :func:`encode`, of all parts; it shares their memory. Raises :class:`Corrupt`."""
     try:
-        return _contributions(msgspec.msgpack.decode(data, type=list[_Row]))
+        return _contributions(msgspec.msgpack.decode(data, type=list[_ReadRow]))
     except msgspec.MsgspecError as error:
         raise Corrupt(f"contributions to a collective cannot be read: {error}", reason="contributions") from None
 
 
-def _contributions(rows: list[_Row]) -> dict[int, Contribution]:
+def _contributions(rows: Sequence[_Row]) -> dict[int, Contribution]:
     try:
         found = {rank: Contribution(Kind(kind), DataType(data_type), Reduction(reduction), peer, count, scalar, whole)
                  for rank, kind, data_type, reduction, peer, count, scalar, whole in rows}

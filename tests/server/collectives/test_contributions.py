@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rgpu.server.collectives.contributions import Contribution, Log, decode, encode
+from rgpu.server.collectives.contributions import SMALL, Contribution, Log, decode, encode
 from rgpu.session.errors import Corrupt
 from rgpu.session.objects.collectives import DataType, Kind, Reduction
 
@@ -50,9 +50,12 @@ def test_without_room_the_oldest_goes_first_and_the_newest_stays() -> None:
 
 
 def test_contributions_from_outside() -> None:
-    good = encode({1: brought(), 0: brought(16)})
-    assert decode(good) == {0: brought(16), 1: brought()} and decode(encode({})) == {}
-    for data in (good[:-1], b"", b"\xc0", encode({1 << 20: brought()}), good.replace(b"\xff", b"\xa0")):
+    good = b"".join(encode({1: brought(), 0: brought(16)}))
+    assert decode(good) == {0: brought(16), 1: brought()} and decode(b"".join(encode({}))) == {}
+    large = encode({rank: brought(SMALL) for rank in range(20)})
+    assert len(large) == 41 and decode(b"".join(large)) == {rank: brought(SMALL) for rank in range(20)}
+    assert decode(msgspec.msgpack.encode([(0, 0, 7, 0, -1, 2, b"", bytes(8))])) == {0: brought()}, "of 0.1"
+    for data in (good[:-1], b"", b"\xc0", b"".join(encode({1 << 20: brought()})), good.replace(b"\xff", b"\xa0")):
         with pytest.raises(Corrupt):
             decode(data)
 

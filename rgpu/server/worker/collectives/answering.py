@@ -162,7 +162,7 @@ class Answering:
             return
         for key in self._log.keys(asked.unique):
             if here := self._log.get(asked.unique, key):
-                for last, piece in in_pieces(encode(here)):
+                for last, piece in in_pieces(*encode(here)):
                     client.tell(KEPT, KEPT_HEAD_LAYOUT.pack(asked.id, *key) + last, piece)
 
     def _look_at(self, unique: Unique, key: Key) -> None:
@@ -184,7 +184,7 @@ class Answering:
             here = self._log.get(ask.unique, ask.key)
             came = {rank: here[rank] for rank in ask.want if rank in here}
             if came and not why:  # at once: who waits for the others sees whether these came to the same call
-                for last, piece in in_pieces(encode(came)):
+                for last, piece in in_pieces(*encode(came)):
                     client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
                 ask.want = [rank for rank in ask.want if rank not in came]
             if ask.own and not why and (all(rank in here for rank in ask.own) or shared.taken(ask.key)):
