@@ -16,7 +16,7 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 
 log = get_logger(__name__)
 
-KEEP_SECONDS = 5.0  #: between two words to the pool; well below `rgpu.migrate.leader.silence.FIRST_AGENT_SECONDS`
+KEEP_SECONDS = 2.0  #: between two words to the pool; well below `rgpu.migrate.leader.silence.NOTICED_SECONDS`
 ASK_TIMEOUT = 5.0
 UNUSED = "its program ended without using a GPU"
 
