@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import pack
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction, encode
+from tests.support.eventually import eventually
 
 RANKS, COUNT = 3, 6
 SEND, RECEIVE, PART = DEVICE_BASE, DEVICE_BASE + (1 << 20), 1 << 16
@@ -89,3 +91,20 @@ def check_every_kind(session: Session) -> None:
             session.group(operation(rank, kind, root))
         assert [session.result(rank, len(results[rank])) for rank in range(RANKS)] == results, kind
     assert not session.runtime.executor.bugs
+
+
+def check_waiting_is_no_work(session: Session) -> None:
+    """Have a rank wait for others, and compare the device's time for the session with the time that passes."""
+    session.fill()
+    session.group(operation(0, Kind.ALL_REDUCE), operation(1, Kind.ALL_REDUCE))
+    eventually(lambda: session.device.communicators()[0]["last"], "its turn has not come")
+    time.sleep(0.1)
+    began, worked = time.monotonic(), session.device.busy_seconds()
+    time.sleep(0.5)
+    assert session.device.busy_seconds() - worked < (time.monotonic() - began) / 2
+    session.group(operation(2, Kind.ALL_REDUCE))
+    assert session.device.drain(10) and not session.device.error
+    before = session.device.busy_seconds()
+    for _ in range(200):
+        session("memset", stream=18, destination=SEND, pitch=PART, width=PART, height=1, element=1, value=1)
+    assert session.device.drain(10) and session.device.busy_seconds() > before, "what follows is work"

@@ -1,7 +1,8 @@
 """Groups of collectives as work of the cpu device's streams.
 
 A group is one piece of work in all its streams: it begins when each of them has come to it, and keeps one device thread
-until its operations are complete, as NCCL's kernels keep a GPU's multiprocessors.
+until its operations are complete, as NCCL's kernels keep a GPU's multiprocessors. That is no time of the device, of
+which a session has its share: it waits for other ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def submit(group: Group, seq: int, memory: Memory, streams: Streams) -> None:
 
     def run() -> None:
         try:
-            group.run(seq, streams.cancel.is_set)
+            with streams.resting():
+                group.run(seq, streams.cancel.is_set)
         except RankLost as lost:
             raise Fault(lost.result, lost.detail) from None
 

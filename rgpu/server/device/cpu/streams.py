@@ -9,10 +9,11 @@ waits for them too, since an answer must be on the books before state is taken.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -231,8 +232,17 @@ class Streams:
             self._working_since = now
             self._working += more
 
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Within an op: it waits for others, and the device does not work for it."""
+        self._count(-1)
+        try:
+            yield
+        finally:
+            self._count(1)
+
     def busy_seconds(self) -> float:
-        """Seconds so far in which at least one op was executed."""
+        """Seconds so far in which at least one op was executed, and did not rest."""
         with self._mutex:
             return self._worked + (time.monotonic() - self._working_since if self._working else 0.0)
 

@@ -23,7 +23,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 6
+VERSION = 7
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -79,7 +79,8 @@ def _library() -> ctypes.CDLL:
         "pass_order": (None, e, q), "usual": (None, e, c_uint32), "reached": (q, e), "ahead": (c_uint32, e),
         "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
-        "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "progress": (z, e, p, z, p, z, POINTER(z)),
+        "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "rest": (None, e, q, i),
+        "progress": (z, e, p, z, p, z, POINTER(z)),
         "launched": (i, e, q, POINTER(q), POINTER(c_uint32)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),

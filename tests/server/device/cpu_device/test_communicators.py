@@ -23,6 +23,7 @@ from tests.support.collective_session import (
     SEND,
     Session,
     check_every_kind,
+    check_waiting_is_no_work,
     operation,
 )
 from tests.support.eventually import eventually
@@ -105,3 +106,7 @@ def test_operations_from_outside() -> None:
     for data in (b"", good[:-1], good[:64] * 20000):
         with pytest.raises(Corrupt):
             decode(data)
+
+
+def test_a_rank_that_waits_for_others_has_no_share_of_the_device(session: Session) -> None:
+    check_waiting_is_no_work(session)

@@ -228,6 +228,7 @@ class Collectives:
                 reached = [given for given in self._coming if over or self._gates.reached(given.gate)]
                 self._coming = [given for given in self._coming if given not in reached]
                 for given in [] if over else reached:
+                    self._rest(given, True)
                     thread = threading.Thread(target=self._take_part, args=(given,), name="cuda-collective",
                                               daemon=True)
                     self._threads.add(thread)
@@ -236,6 +237,11 @@ class Collectives:
                 self._gates.open(given.gate)
             if not reached:
                 time.sleep(POLL)
+
+    def _rest(self, given: _Given, resting: bool) -> None:
+        """Tell the engine that streams wait for other ranks: that is no time of the GPU's."""
+        for stream in given.group.streams:
+            self._engine.rest(stream, resting)
 
     def _take_part(self, given: _Given) -> None:
         try:
@@ -246,6 +252,7 @@ class Collectives:
             log.exception("a collective failed", call=given.seq, group=str(given.group))
             self._work.error.note(CUDA_ERROR_UNKNOWN, f"{given.group}: {error}")
         finally:
+            self._rest(given, False)
             self._gates.open(given.gate)
             with self._changed:
                 self._threads.discard(threading.current_thread())

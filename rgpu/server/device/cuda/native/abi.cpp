@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 6; }
+RGPU_API int rge_version() { return 7; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -85,6 +85,7 @@ RGPU_API int rge_mark_context(Engine *e, void *context, uint64_t seq) { return e
 RGPU_API int rge_is_complete(Engine *e, uint64_t seq) { return e->is_complete(seq); }
 RGPU_API int rge_wait_complete(Engine *e, uint64_t seq, uint64_t ns) { return e->wait_complete(seq, ns); }
 RGPU_API int rge_drain(Engine *e, uint64_t ns) { return e->drain(ns); }
+RGPU_API void rge_rest(Engine *e, uint64_t stream, int resting) { e->rest(stream, resting != 0); }
 RGPU_API uint64_t rge_worked(Engine *e) { return e->worked(); }
 RGPU_API size_t rge_progress(Engine *e, uint64_t *pending, size_t pending_size, uint64_t *streams,
                              size_t streams_size, size_t *pairs) {

@@ -68,10 +68,31 @@ void Engine::activate(Stream &stream) {
     if (stream.active) return;
     stream.active = true;
     if (active_.empty()) {
-        busy_since_ = active_since_ = now_ns();
+        busy_since_ = now_ns();
         busy_.notify_one();
     }
     active_.push_back(&stream);
+    resting_ += stream.resting;
+    tally();
+}
+
+// Time in which all streams with work rest is not the device's.
+void Engine::tally() {
+    const bool works = active_.size() > resting_;
+    if (works == works_) return;
+    works_ = works;
+    const uint64_t now = now_ns();
+    if (works) active_since_ = now;
+    else worked_ns_ += now - active_since_;
+}
+
+void Engine::rest(uint64_t number, bool resting) {
+    std::lock_guard lock(mutex_);
+    auto found = streams_.find(number);  // and no call of the driver: another thread may be inside it
+    if (found == streams_.end() || found->second->resting == resting) return;
+    found->second->resting = resting;
+    if (found->second->active) resting_ += resting ? 1 : -1;
+    tally();
 }
 
 void Engine::submit(Stream &stream, uint64_t seq) {
@@ -110,7 +131,6 @@ void Engine::mark_stream(Stream &stream) {
 bool Engine::collect() {
     use();
     bool moved = false;
-    const bool worked = !active_.empty();
     const size_t before = pending_;
     for (size_t i = 0; i < active_.size();) {
         Stream &stream = *active_[i];
@@ -127,13 +147,14 @@ bool Engine::collect() {
         }
         if (stream.done == stream.tick) {
             stream.active = false;
+            resting_ -= stream.resting;
             active_[i] = active_.back();
             active_.pop_back();
         } else {
             ++i;
         }
     }
-    if (worked && active_.empty()) worked_ns_ += now_ns() - active_since_;
+    tally();
     for (size_t i = 0; i < event_waits_.size();) {
         if (unfinished(event_waits_[i])) {
             ++i;
@@ -229,7 +250,7 @@ bool Engine::drain(uint64_t timeout_ns) {
 
 uint64_t Engine::worked() {
     std::lock_guard lock(mutex_);
-    return worked_ns_ + (active_.empty() ? 0 : now_ns() - active_since_);
+    return worked_ns_ + (works_ ? now_ns() - active_since_ : 0);
 }
 
 size_t Engine::progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size,

@@ -92,6 +92,7 @@ struct Stream {
     Launched giving;                                      // being given to the driver
     std::deque<std::pair<uint64_t, CUevent>> markers;     // by tick
     bool active = false;
+    bool resting = false;  // it stands at a gate: what it waits for is the host's
 };
 
 struct Event {
@@ -245,6 +246,7 @@ class Engine {
     bool wait_complete(uint64_t seq, uint64_t timeout_ns);
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
+    void rest(uint64_t stream, bool resting);  // it stands, or does not, at a gate, while it has work
     bool launched(uint64_t seq, uint64_t *module, uint32_t *function);
     size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
     size_t watermark(uint8_t *body, size_t size, bool whole, int broken);
@@ -327,6 +329,7 @@ class Engine {
     void activate(Stream &stream);
     void mark_stream(Stream &stream);
     void boundary(Stream &stream);
+    void tally();
     bool collect();
     void reach(Stream &stream, uint64_t tick, CUresult result);
     void act(Action &action, CUresult result);
@@ -413,6 +416,8 @@ class Engine {
     size_t ahead_ = 256;        // how many may be
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
+    size_t resting_ = 0;  // of the active streams
+    bool works_ = false;
     uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, how long before
 
     std::map<uint64_t, Answer *> retained_;

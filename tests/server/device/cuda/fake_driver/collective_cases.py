@@ -12,7 +12,15 @@ import pytest
 
 from rgpu.server.device.cuda.collectives import groups
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
-from tests.support.collective_session import COUNT, PART, RANKS, SEND, Session, check_every_kind
+from tests.support.collective_session import (
+    COUNT,
+    PART,
+    RANKS,
+    SEND,
+    Session,
+    check_every_kind,
+    check_waiting_is_no_work,
+)
 from tests.support.collective_session import operation as own_operation
 from tests.support.eventually import eventually
 from tests.support.fake_driver.support import BASE, BINARY, driver
@@ -185,3 +193,7 @@ def test_what_is_no_memory_of_the_session(session: Session) -> None:
     assert session.device.drain(5) and not session.device.error
     session.group(*(own_operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
     assert session.device.drain(5), "the refused one took no part"
+
+
+def test_a_rank_that_waits_for_others_has_no_share_of_the_gpu(session: Session) -> None:
+    check_waiting_is_no_work(session)
