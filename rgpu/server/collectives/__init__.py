@@ -1,4 +1,4 @@
-"""Collectives whose ranks are in several sessions: what each rank brought, and how workers give it to each other.
+"""Collectives of a device: which belong together, what each rank brought, reductions in rank order, other sessions.
 
 It knows no device and no journal, and nothing of who owns a session.
 """
