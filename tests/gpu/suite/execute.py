@@ -64,6 +64,8 @@ class Executor:
                 name = f"{row.name}-{self._sessions}"
             names.append(name)
             several = ["--gpus", str(row.gpus)] if row.gpus > 1 else []
+            if row.ranks > 1:
+                several = ["--ranks", str(row.ranks), "--gpus", f"{0.9 / row.ranks:.2f}"]
             command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, "--memory",
                        pool.memory or row.memory, *several, *pool.options, "--", *self.command(part), *part.arguments,
                        *part.remote]

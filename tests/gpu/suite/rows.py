@@ -34,6 +34,7 @@ class Row:
     parts: tuple[Part, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
+    ranks: int = 1  #: of a gang, which share one GPU
     memory: str = "16GiB"
     limit: float = 150.0  #: seconds for each run
     refusal: str = ""  #: the driver call that may be refused by name
@@ -90,6 +91,8 @@ def _torch() -> list[Row]:
         _row("torch", "gemm-fp32", "GEMM of 8192, fp32 and tf32", "torch_gemm", "--dtype", "fp32"),
         _row("torch", "gemm-fp8", "fp8 GEMM by torch._scaled_mm", "torch_gemm", "--dtype", "fp8"),
         _row("torch", "nccl-one", "torch.distributed, NCCL, world size 1", "torch_nccl", "--world"),
+        _row("torch", "ranks", "torch.distributed, NCCL, two processes: collectives, messages, groups, DDP, FSDP2",
+             "torch_ranks", "2", ranks=2, memory="4GiB", limit=240.0),
         _row("torch", "nccl-two", "NCCL in one process over two GPUs", "torch_nccl", gpus=2),
         _row("torch", "oom", "quota reached: OutOfMemoryError, and on it goes", "torch_oom",
              remote=("--quota",)),
