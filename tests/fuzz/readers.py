@@ -54,7 +54,7 @@ from rgpu.session.journal.record import Record, RecordReader, pack, pack_record
 from rgpu.session.journal.recording import parse_answers
 from rgpu.session.objects import ahead, graphs
 from rgpu.session.objects.live import LiveObjects
-from tests.fuzz import outside
+from tests.fuzz import gangs, outside
 
 CORPORA = Path(__file__).parents[1] / "session" / "corpora"
 MAX_INPUT = 1 << 16  #: bytes; longer inputs find nothing that these do not
@@ -429,5 +429,5 @@ TARGETS: dict[str, Target] = {
     "replay_stream": (replay_stream, lambda: [wire.probe(1, 2, np.zeros(2, PROBE_ENTRY_LAYOUT)), wire.probed(1, 2, 1),
                                               msgspec.msgpack.encode([[1 << 45, [0, 3]]]),
                                               msgspec.msgpack.encode({"position": 7})]),
-    **outside.TARGETS,
+    **outside.TARGETS, **gangs.TARGETS,
 }

@@ -30,6 +30,7 @@ from rgpu.migrate.transfer.pieces import in_pieces
 from rgpu.server.collectives.contributions import Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
+from rgpu.session.objects.collectives import MOST_RANKS
 
 log = structlog.get_logger(__name__)
 
@@ -148,6 +149,9 @@ class Answering:
         if kind != ASK:
             raise Corrupt(f"a message of type {kind} on a rank link", reason="message")
         ask = msgspec.msgpack.decode(body, type=Ask)
+        numbers = (*ask.want, *ask.own, ask.key[0] + 1, ask.key[1] + 1)
+        if not 0 <= ask.id < 1 << 64 or any(not 0 <= number <= MOST_RANKS for number in numbers):
+            raise Corrupt(f"question {ask.id} on a rank link names impossible ranks", reason="rank")
         with self._lock:
             if len(client.pending) >= MOST_PENDING:
                 raise Corrupt(f"{MOST_PENDING} questions wait on one rank link", reason="questions")
@@ -156,6 +160,8 @@ class Answering:
 
     def _refill(self, client: _Client, asked: Refill) -> None:
         """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
+        if not 0 <= asked.id < 1 << 64:
+            raise Corrupt(f"REFILL {asked.id} on a rank link", reason="id")
         with self._lock:
             shared = self._shared.get(asked.unique)
         if shared is None or client.asker.session not in shared.members:
@@ -181,6 +187,8 @@ class Answering:
                 return  # its communicator may still be made here
             why = "" if client.asker.session in shared.members else \
                 f"session {client.asker.session} has no rank of that communicator"
+            if any(rank >= len(shared.members) for rank in (*ask.want, *ask.own, *ask.key[:2])):
+                why = why or f"the communicator has {len(shared.members)} ranks"
             here = self._log.get(ask.unique, ask.key)
             came = {rank: here[rank] for rank in ask.want if rank in here}
             if came and not why:  # at once: who waits for the others sees whether these came to the same call

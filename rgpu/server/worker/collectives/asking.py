@@ -252,14 +252,15 @@ class Asking:
             with self._lock:
                 self._questions.holds(number)
             return
+        with self._lock:
+            question = self._questions.open.get(number)
+        if question is None:  # it is complete, or was never asked
+            pieces.pop(number, None)
+            return
         whole = pieces.setdefault(number, Pieces("contributions")).take(body[ASK_ID_LAYOUT.size:])
         if whole is None:
             return
         del pieces[number]
-        with self._lock:
-            question = self._questions.open.get(number)
-        if question is None:
-            return
         came = decode(whole)
         if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
