@@ -127,7 +127,7 @@ class Answering:
             while True:
                 kind, body = client.connection.recv()
                 self._take(client, kind, body)
-        except (RgpuError, msgspec.MsgspecError) as error:
+        except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             log.info("a rank link has ended", peer=str(client.asker), reason=str(error))
         finally:
             client.close()

@@ -225,7 +225,7 @@ class Asking:
                 kind, body = connection.recv()
                 self._take(kind, body, pieces)
                 self._call()
-        except (RgpuError, msgspec.MsgspecError) as error:
+        except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             why = str(error)
         finally:
             connection.close()
