@@ -44,7 +44,10 @@ def begin(pool: str | None, settings: Settings) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         path = Path(surroundings.socket_path(surroundings.describe(pool)))
-        if not surroundings.usable(folder) or len(living()) >= MOST or not _first(path.with_suffix(".begun")):
+        if not surroundings.usable(folder):
+            return
+        there = [one.socket for one in living()]
+        if path in there or len(there) >= MOST or not _first(path.with_suffix(".begun")):
             return
         code = _CODE.format(path=str(Path(__file__).parents[3]))
         subprocess.run(["/bin/sh", "-c", _BEHIND, "sh", sys.executable, "-P", "-c", code, pool or "",
@@ -67,9 +70,10 @@ def living() -> list[Resident]:
 
 
 def failed() -> list[str]:
-    """Return why residents of this user could not be started lately."""
-    folder = Path(surroundings.folder())
-    return [text for path in sorted(folder.glob("*.begun")) if (text := path.read_text(errors="replace").strip())]
+    """Return why residents of this user could not be started lately. Raises :class:`OSError` as :func:`living` does."""
+    folder = surroundings.folder()
+    return [text for path in sorted(Path(folder).glob("*.begun"))
+            if surroundings.usable(folder) and (text := path.read_text(errors="replace").strip())]
 
 
 def _first(mark: Path) -> bool:

@@ -30,7 +30,7 @@ def hand_over(plain: PlainRun) -> bool:
 
     Nothing of the run has been done when this returns.
     """
-    if os.environ.get("RGPU_RESIDENT", "").lower() in OFF or "RGPU_AGENT" in os.environ:  # in a run: other libraries
+    if os.environ.get("RGPU_RESIDENT", "").lower() in OFF or any(map(os.environ.get, surroundings.OWN_AGENT)):
         return False
     try:
         os.fstat(2)

@@ -35,10 +35,11 @@ def main() -> None:
     _settle()
     text = surroundings.describe(option or None)
     path = Path(surroundings.socket_path(text))
+    mark = path.with_suffix(".begun")
     lock = _lock(path.with_suffix(".lock"), root)
     if lock is None:
+        mark.unlink(missing_ok=True)
         return
-    mark = path.with_suffix(".begun")
     try:
         for name in MODULES:
             importlib.import_module(name)

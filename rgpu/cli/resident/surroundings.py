@@ -17,8 +17,11 @@ VERSION = 1  #: of what is said between `rgpu run` and its agent
 #: Variables that say which pool is meant: each pool has a resident of its own, which ends with the pool's folder.
 POOL_VARIABLES = ("RGPU_POOL", "RGPU_CONTEXT", "RGPU_CONFIG", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME")
 #: Variables that are read once, when a process starts or a module is imported.
-EARLY_VARIABLES = ("RGPU_EFFECTS", "RGPU_FAULT_FILE", "GLIBC_TUNABLES", "LANG", "LANGUAGE", "TZ")
+EARLY_VARIABLES = ("GLIBC_TUNABLES", "LANG", "LANGUAGE", "TZ")
 EARLY_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_")
+#: Variables of runs that no resident serves: a run within a run has the driver library in each process; the others are
+#: of tests, about single processes.
+OWN_AGENT = ("RGPU_AGENT", "RGPU_EFFECTS", "RGPU_FAULT_FILE")
 #: Lines of /proc/self/status that a process inherits and keeps.
 _STATUS = (b"Uid:", b"Gid:", b"Groups:", b"Cap", b"NoNewPrivs:", b"Seccomp:", b"Cpus_allowed:", b"Mems_allowed:",
            b"THP_enabled:")
