@@ -1,4 +1,4 @@
-"""Which runs a resident may serve: those whose surroundings are, word for word, those that it was started in.
+"""Surroundings of a process: a resident serves those runs whose are, word for word, those that it was started in.
 
 An agent that a resident forks has the resident's user, groups, limits, processors, control group and namespaces, not
 those of `rgpu run`; and some variables act when an interpreter starts. So all of these are written down here, a
