@@ -52,7 +52,7 @@ def begin(pool: str | None, settings: Settings) -> None:
         code = _CODE.format(path=str(Path(__file__).parents[3]))
         subprocess.run(["/bin/sh", "-c", _BEHIND, "sh", sys.executable, "-P", "-c", code, pool or "",
                         str(pool_files(settings).root), str(settings.resident_idle)], start_new_session=True,
-                       cwd="/", env={**os.environ, **ONE_THREAD}, stdin=subprocess.DEVNULL)
+                       cwd="/", env={**surroundings.kept(), **ONE_THREAD}, stdin=subprocess.DEVNULL)
 
 
 def living() -> list[Resident]:

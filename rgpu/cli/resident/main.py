@@ -136,6 +136,8 @@ def _settle() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are nobody's to wait for
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     os.umask(0o077)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write("rgpu-resident")
 
 
 def _lock(path: Path, root: str) -> int | None:

@@ -18,7 +18,7 @@ VERSION = 1  #: of what is said between `rgpu run` and its agent
 POOL_VARIABLES = ("RGPU_POOL", "RGPU_CONTEXT", "RGPU_CONFIG", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME")
 #: Variables that are read once, when a process starts or a module is imported.
 EARLY_VARIABLES = ("GLIBC_TUNABLES", "LANG", "LANGUAGE", "TZ")
-EARLY_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_")
+EARLY_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "OPENSSL_")
 #: Variables of runs that no resident serves: a run within a run has the driver library in each process; the others are
 #: of tests, about single processes.
 OWN_AGENT = ("RGPU_AGENT", "RGPU_EFFECTS", "RGPU_FAULT_FILE")
@@ -38,12 +38,17 @@ def describe(pool: str | None) -> bytes:
     lines.append(f"root {root.st_dev} {root.st_ino}")
     for name in _NAMESPACES:
         lines.append(f"{name} {_inode(f'/proc/self/ns/{name}')}")
-    early = [name for name in os.environ if name in EARLY_VARIABLES or name.startswith(EARLY_PREFIXES)]
-    lines += [f"{name}={os.environ.get(name)}" for name in (*POOL_VARIABLES, *sorted(early))]
+    lines += [f"{name}={os.environ.get(name)}" for name in (*POOL_VARIABLES, *sorted(filter(_early, os.environ)))]
     text = os.fsencode("\n".join(lines))
     for name in _FILES:
         text += b"\n" + _read(f"/proc/self/{name}")
     return text + b"".join([line for line in _read("/proc/self/status").splitlines(True) if line.startswith(_STATUS)])
+
+
+def kept() -> dict[str, str]:
+    """Return the environment of a resident: what runs keep secret in theirs does not stay with it."""
+    names = {*POOL_VARIABLES, "PATH", "TMPDIR", "XDG_RUNTIME_DIR"}
+    return {name: value for name, value in os.environ.items() if name in names or _early(name)}
 
 
 def folder() -> str:
@@ -74,6 +79,10 @@ def socket_path(text: bytes) -> str:
     if len(os.fsencode(path)) > LONGEST:
         raise OSError(f"{path} is too long for a Unix socket")
     return path
+
+
+def _early(name: str) -> bool:
+    return name in EARLY_VARIABLES or name.startswith(EARLY_PREFIXES)
 
 
 def _inode(path: str) -> int:

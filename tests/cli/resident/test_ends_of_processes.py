@@ -245,3 +245,9 @@ def test_another_users_socket_is_not_used_and_another_user_is_not_served(fresh: 
             assert process.stdout is not None and process.stdout.readline() == "listens\n"
             assert not fresh.served()
             assert process.stdout.readline() == "nothing\n"
+
+
+def test_a_resident_keeps_no_secrets_of_runs(fresh: ResidentUser) -> None:
+    fresh.environment |= {"SECRET_TOKEN": "x", "RGPU_MEMORY": "1MiB"}
+    held = Path(f"/proc/{fresh.ready()}/environ").read_bytes()
+    assert b"SECRET_TOKEN" not in held and b"RGPU_MEMORY" not in held and b"RGPU_POOL" in held
