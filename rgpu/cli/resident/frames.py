@@ -21,11 +21,10 @@ Both ends are of one installation: the resident ends when a file of its changed.
 
 from __future__ import annotations
 
+import _socket  # the module around it, enum and selectors among its imports, would be a third of what is waited for
 import array
 from collections.abc import Sequence
 from struct import Struct
-
-import _socket  # the module around it, enum and selectors among its imports, would be a third of what is waited for
 
 ACCEPTED, DECLINED, PLACING, GO, EXIT, DIE = b"A", b"D", b"L", b"G", b"X", b"K"
 REQUEST, SIGNAL, STARTED, ENDED = b"R", b"S", b"P", b"E"
@@ -89,8 +88,8 @@ def receive_request(sock: _socket.socket) -> tuple[bytes, list[int]]:
     except OSError as error:
         raise Gone(str(error)) from None
     found = array.array("i")
-    for level, kind, data in beside:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+    for level, what, data in beside:
+        if level == _socket.SOL_SOCKET and what == _socket.SCM_RIGHTS:
             found.frombytes(data[:len(data) - len(data) % _INT])
     kind, body = _body(sock, head + _exactly(sock, _HEAD.size - len(head)))
     if kind != REQUEST or len(found) != DESCRIPTORS:

@@ -6,10 +6,9 @@ while the agent asks the pool.
 
 from __future__ import annotations
 
+import _socket
 import os
 import sys
-
-import _socket
 
 from rgpu.cli.resident import frames, surroundings
 

@@ -157,8 +157,16 @@ def _lock(path: Path, root: str) -> int | None:
 
 
 def _stamps() -> dict[str, tuple[int, ...]]:
-    """What tells another version of any file that is in use here."""
-    names = [sys.executable, *(file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None)))]
+    """What tells another version of what is in use here: of all files of ours, of each other package's first one.
+
+    Looked at before each fork, so not of hundreds of files.
+    """
+    own = __name__.partition(".")[0]
+    names = [sys.executable]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and (name.startswith(f"{own}.") or "." not in name and name not in sys.stdlib_module_names):
+            names.append(file)
     return {name: _stamp(name) for name in names}
 
 

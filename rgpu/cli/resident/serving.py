@@ -156,8 +156,8 @@ def _become(umask: int, words: list[bytes], environment: list[bytes], folder: in
     time.tzset()
     tempfile.tempdir = None
     sys.argv[:] = ["rgpu", *(os.fsdecode(word) for word in words)]
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
-        name.write("rgpu-agent")
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write("rgpu-agent")
 
 
 def _wanted(plain: plain_run.PlainRun) -> bool:

@@ -168,7 +168,7 @@ def test_other_surroundings_other_residents(fresh: ResidentUser) -> None:
             continue
         command = [*before, *fresh.command("--lazy", "--", "sh", "-c", "ls /proc/$PPID/task | wc -l")]
         seen = [subprocess.run(command, env=fresh.environment, capture_output=True, text=True, timeout=60).stdout]
-        eventually(lambda count=len(fresh.residents()): not list(fresh.folder.glob("*.begun")))  # type: ignore[misc]
+        eventually(lambda: not list(fresh.folder.glob("*.begun")))
         seen.append(subprocess.run(command, env=fresh.environment, capture_output=True, text=True, timeout=60).stdout)
         assert int(seen[0]) > 1 == int(seen[1]), (before, seen)
     assert first in fresh.residents() and len(fresh.residents()) > 1
@@ -184,7 +184,8 @@ def test_there_are_not_too_many(fresh: ResidentUser) -> None:
 def test_one_that_cannot_start_is_not_tried_each_time(fresh: ResidentUser) -> None:
     """Its reason is kept for `rgpu doctor`."""
     (fresh.runtime / "sitecustomize.py").write_text(
-        "import sys\nif len(sys.argv) == 4 and sys.argv[0] == '-c': sys.modules['rgpu.client.session.shipper'] = None\n")
+        "import sys\nif len(sys.argv) == 4 and sys.argv[0] == '-c':\n"
+        "    sys.modules['rgpu.client.session.shipper'] = None\n")
     fresh.environment["PYTHONPATH"] = f"{ROOT}:{fresh.runtime}"
     assert fresh.run("--lazy", "--", "true")[0] == 0
     eventually(lambda: any(re.search("shipper", text) for text in fresh.files().values()), fresh.files)
@@ -217,7 +218,7 @@ def test_another_users_socket_is_not_used_and_another_user_is_not_served(fresh: 
     resident = fresh.ready()
     (path,) = fresh.folder.glob("*.sock")
     other = subprocess.run([sys.executable, "-c", "import os, socket, sys\n"
-                            f"s = socket.socket(socket.AF_UNIX); os.setgroups([]); os.setgid(65534)\n"
+                            "s = socket.socket(socket.AF_UNIX); os.setgroups([]); os.setgid(65534)\n"
                             "os.open(sys.argv[1], os.O_PATH | os.O_DIRECTORY) and os.chdir(sys.argv[1])\n"
                             "os.setuid(65534)\n"
                             "try: s.connect('./' + sys.argv[2]); print('let in', s.recv(9))\n"

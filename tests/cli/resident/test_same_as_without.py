@@ -46,7 +46,8 @@ def test_ends(user: ResidentUser, script: str, end: tuple[int, str, str]) -> Non
 @pytest.mark.parametrize(("arguments", "code", "said"), [
     (("--", "/no/such/program"), 127, "not found"), (("--", "no-such-program"), 127, "not found"),
     (("--", "/etc/hostname"), 126, "/etc/hostname: "), (("--", "/etc"), 126, "Is a directory"),
-    (("--lazy", "--", "/no/such/program"), 127, "not found"), (("--lazy", "--", "/etc/hostname"), 126, "/etc/hostname: "),
+    (("--lazy", "--", "/no/such/program"), 127, "not found"),
+    (("--lazy", "--", "/etc/hostname"), 126, "/etc/hostname: "),
     (("--memory", "much", "--", "true"), 2, "is no size"), (("--gpus", "99", "--", "true"), 2, "not 99"),
 ])
 def test_what_is_refused(user: ResidentUser, arguments: tuple[str, ...], code: int, said: str) -> None:
