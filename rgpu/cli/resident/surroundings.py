@@ -31,7 +31,10 @@ LONGEST = 107  #: bytes of a Unix socket's path
 
 
 def describe(pool: str | None) -> bytes:
-    """Return the surroundings of this process as text, for a run with ``--pool`` ``pool``. Raises :class:`OSError`."""
+    """Return the surroundings of this process as text, for a run with ``--pool`` ``pool``.
+
+    Raises :class:`OSError` where they cannot be known, or the process is traced.
+    """
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     lines = [f"{VERSION}", sys.executable, own, f"pool {pool}", f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"]
     root = os.stat("/")
@@ -42,7 +45,10 @@ def describe(pool: str | None) -> bytes:
     text = os.fsencode("\n".join(lines))
     for name in _FILES:
         text += b"\n" + _read(f"/proc/self/{name}")
-    return text + b"".join([line for line in _read("/proc/self/status").splitlines(True) if line.startswith(_STATUS)])
+    status = _read("/proc/self/status").splitlines(True)
+    if b"TracerPid:\t0\n" not in status:  # who traces a run means all of it, and would wait for its resident
+        raise OSError("this process is traced")
+    return text + b"".join([line for line in status if line.startswith(_STATUS)])
 
 
 def kept() -> dict[str, str]:

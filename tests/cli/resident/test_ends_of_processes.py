@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent.resident_user import ROOT, ResidentUser, agents
+from tests.support.agent.resident_user import ROOT, THREADS_ABOVE, ResidentUser, agents
 from tests.support.eventually import eventually
 from tests.support.processes import state
 
@@ -252,3 +252,15 @@ def test_a_resident_keeps_no_secrets_of_runs(fresh: ResidentUser) -> None:
     fresh.environment |= {"SECRET_TOKEN": "x", "RGPU_MEMORY": "1MiB"}
     held = Path(f"/proc/{fresh.ready()}/environ").read_bytes()
     assert b"SECRET_TOKEN" not in held and b"RGPU_MEMORY" not in held and b"RGPU_POOL" in held
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_a_run_that_is_traced_is_all_that_its_tracer_waits_for(fresh: ResidentUser) -> None:
+    resident = fresh.ready()
+    done = subprocess.run(["strace", "-f", "-o", "/dev/null", "-e", "trace=none",
+                           *fresh.command("--lazy", "--", *THREADS_ABOVE)], env=fresh.environment,
+                          capture_output=True, text=True, timeout=120)
+    if "PTRACE" in done.stderr or "ptrace" in done.stderr:
+        pytest.skip("this machine lets nobody trace")
+    assert done.returncode == 0 and int(done.stdout) > 1, done
+    assert fresh.residents() == [resident]
