@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `rgpu run` adds to a program that ends at once: natively, without a resident, and with one, in turns.
+"""What `rgpu run` adds to a program that ends at once: without a resident, and with one, in turns.
 
     python bench/people/run_start.py [--rounds 22] [--pause 3] [--device cpu]
 
@@ -84,6 +84,7 @@ def main() -> None:
     with LocalPool(scratch / "pool", nodes=1, device=chosen.device) as pool:
         python = f"{scratch / 'counts'}{os.pathsep}{pool.environment['PYTHONPATH']}"
         for number in range(-2, chosen.rounds):
+            took.setdefault(("true", "native"), []).append(once(["true"], dict(os.environ), counted))
             for row, words in rows.items():
                 for kind, value in (("without", "off"), ("resident", "on")):
                     environment = {**pool.environment, "PYTHONPATH": python, "RGPU_RESIDENT": value,

@@ -22,6 +22,7 @@ from rgpu.cli.resident import surroundings
 
 MOST = 8  #: residents of one user
 AGAIN_SECONDS = 60.0  #: after a start that came to nothing
+FORGOTTEN_SECONDS = 86400.0  #: after which nobody is told any more why it did
 #: Libraries of numpy's that start a thread for each processor: a process with threads cannot fork an agent.
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 _CODE = "import sys; sys.path.append({path!r}); from rgpu.cli.resident.main import main; main()"
@@ -46,6 +47,7 @@ def begin(pool: str | None, settings: Settings) -> None:
         path = Path(surroundings.socket_path(surroundings.describe(pool)))
         if not surroundings.usable(folder):
             return
+        _sweep(Path(folder))
         there = [one.socket for one in living()]
         if path in there or len(there) >= MOST or not _first(path.with_suffix(".begun")):
             return
@@ -74,6 +76,19 @@ def failed() -> list[str]:
     folder = surroundings.folder()
     return [text for path in sorted(Path(folder).glob("*.begun"))
             if surroundings.usable(folder) and (text := path.read_text(errors="replace").strip())]
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what residents left that were killed, and marks that are old."""
+    for path in folder.glob("*.lock"):
+        with contextlib.suppress(OSError), open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.with_suffix(".sock").unlink(missing_ok=True)
+            path.unlink()
+    for path in folder.glob("*.begun"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
+                path.unlink()
 
 
 def _first(mark: Path) -> bool:

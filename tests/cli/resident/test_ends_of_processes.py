@@ -61,6 +61,20 @@ def test_a_run_outlives_its_resident_and_the_next_starts_another(user: ResidentU
     assert user.ready() != resident
 
 
+def test_what_killed_residents_left_is_swept_by_the_next(fresh: ResidentUser) -> None:
+    first = fresh.ready()
+    fresh.run("--lazy", "--", "true", env={"LC_TEST": "other"})
+    eventually(lambda: len(fresh.residents()) == 2 and not list(fresh.folder.glob("*.begun")))
+    for pid in fresh.residents():
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not fresh.residents())
+    old = fresh.folder / "00000000.begun"
+    old.write_text("a reason")
+    os.utime(old, (1, 1))
+    assert fresh.ready() != first
+    assert len(fresh.files()) == 2, fresh.files()
+
+
 def test_when_the_agent_is_killed_the_program_is_told_and_goes_on(user: ResidentUser) -> None:
     process, agent = started(user, "orphan", *session("""
         shim.wait(lambda: shim.eof)
