@@ -43,6 +43,9 @@ def main() -> None:
     try:
         for name in MODULES:
             importlib.import_module(name)
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:
+            raise RuntimeError(f"something that is imported here has started {threads - 1} threads: a process with "
+                               "threads cannot fork an agent; set RGPU_RESIDENT=off")
         resident = Resident(text, path, Path(root), lock, float(idle))
     except BaseException:
         mark.write_text(traceback.format_exc())

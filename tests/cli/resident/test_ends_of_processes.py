@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -195,20 +194,32 @@ def test_there_are_not_too_many(fresh: ResidentUser) -> None:
     assert len(fresh.residents()) == 8
 
 
-def test_one_that_cannot_start_is_not_tried_each_time(fresh: ResidentUser) -> None:
+@pytest.mark.parametrize(("trouble", "reason"), [
+    ("sys.modules['rgpu.client.session.shipper'] = None", "shipper"),
+    ("import threading, time; threading.Thread(target=time.sleep, args=(30,), daemon=True).start()", "1 threads")])
+def test_one_that_cannot_start_is_not_tried_each_time(fresh: ResidentUser, trouble: str, reason: str) -> None:
     """Its reason is kept for `rgpu doctor`."""
     (fresh.runtime / "sitecustomize.py").write_text(
-        "import sys\nif len(sys.argv) == 4 and sys.argv[0] == '-c':\n"
-        "    sys.modules['rgpu.client.session.shipper'] = None\n")
+        f"import sys\nif len(sys.argv) == 4 and sys.argv[0] == '-c':\n    {trouble}\n")
     fresh.environment["PYTHONPATH"] = f"{ROOT}:{fresh.runtime}"
     assert fresh.run("--lazy", "--", "true")[0] == 0
-    eventually(lambda: any(re.search("shipper", text) for text in fresh.files().values()), fresh.files)
+    eventually(lambda: any(reason in text for text in fresh.files().values()), fresh.files)
     marks = {path: path.stat().st_mtime_ns for path in fresh.folder.glob("*.begun")}
     assert fresh.run("--lazy", "--", "true")[0] == 0
-    assert {path: path.stat().st_mtime_ns for path in fresh.folder.glob("*.begun")} == marks
+    assert {path: path.stat().st_mtime_ns for path in fresh.folder.glob("*.begun")} == marks and marks
     done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "doctor"], env=fresh.environment, capture_output=True,
                           text=True, timeout=60)
-    assert "resident" in done.stdout and "shipper" in done.stdout
+    assert "resident" in done.stdout and reason in done.stdout
+
+
+def test_the_configuration_switches_it_off_while_one_lives(fresh: ResidentUser) -> None:
+    del fresh.environment["RGPU_CONFIG"]
+    fresh.environment["XDG_CONFIG_HOME"] = str(fresh.runtime)
+    fresh.ready()
+    (fresh.runtime / "rgpu").mkdir()
+    (fresh.runtime / "rgpu" / "config.toml").write_text("resident = false\n")
+    assert not fresh.served()
+    assert fresh.run("--", "sh", "-c", "exit 4") == (4, "", "")
 
 
 def test_somebody_elses_folder_is_not_used(fresh: ResidentUser, tmp_path: Path) -> None:
