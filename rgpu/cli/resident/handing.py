@@ -203,6 +203,7 @@ class Foreground:
         signals.put_back(self._handlers)
         if by_signal:
             signals.die_by(value)
+            value += 128  # it is blocked here
         os._exit(value)
 
     def _lost(self) -> NoReturn:

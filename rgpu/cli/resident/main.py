@@ -23,6 +23,7 @@ from pathlib import Path
 from rgpu.cli.resident import frames, surroundings
 from rgpu.client.run import read_ahead
 
+LOCK_TRIES = 5
 LOOK_SECONDS = 5.0  #: between two looks whether it is needed still
 MODULES = ("rgpu.cli.sessions.starting", "rgpu.client.run.launcher", "rgpu.link.control.control_client",
            "rgpu.link.data.proofs", "rgpu.cli.resident.serving", *read_ahead.MODULES)
@@ -145,18 +146,20 @@ def _settle() -> None:
 
 def _lock(path: Path, root: str) -> int | None:
     """The descriptor of a lock that is held as long as this process lives; None where another one holds it."""
-    while True:
+    for _ in range(LOCK_TRIES):
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError:  # by another resident, or for a moment by who looks whether there is one
             os.close(lock)
-            return None
+            time.sleep(0.02)
+            continue
         if _stamp(os.fspath(path))[1:2] == (os.fstat(lock).st_ino,):
             os.truncate(lock, 0)
             os.write(lock, json.dumps({"pid": os.getpid(), "pool": root}).encode())
             return lock
         os.close(lock)  # whoever held it has taken the file away
+    return None
 
 
 def _stamps() -> dict[str, tuple[int, ...]]:

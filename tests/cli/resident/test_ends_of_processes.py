@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -134,7 +135,8 @@ def test_a_resident_that_does_not_answer_is_not_waited_for_long(fresh: ResidentU
     try:
         assert fresh.run("--", "sh", "-c", "exit 3") == (3, "", "")
     finally:
-        os.kill(resident, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(resident, signal.SIGCONT)
 
 
 def test_another_version_of_a_file_starts_another_resident(fresh: ResidentUser) -> None:

@@ -117,6 +117,13 @@ def test_signals_reach_the_program_and_its_end_is_ours(user: ResidentUser, numbe
     assert end["exit_code"] == 128 + number
 
 
+def test_a_signal_that_is_blocked_here_is_told_by_the_exit_status(user: ResidentUser) -> None:
+    code = "import os, signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); os.kill(os.getpid(), signal.SIGTERM)"
+    found = both(user, "--", sys.executable, "-c", code,
+                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+    assert found == (128 + signal.SIGTERM, "", "")
+
+
 def test_the_pool_is_told_of_the_process_that_its_user_started(user: ResidentUser) -> None:
     process = user.start("--name", "whose", "--", "sh", "-c", "echo up; read word; exit 6")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
