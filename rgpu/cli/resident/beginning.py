@@ -21,7 +21,8 @@ from rgpu.api.settings import Settings
 from rgpu.cli.resident import surroundings
 
 MOST = 8  #: residents of one user
-AGAIN_SECONDS = 60.0  #: after a start that came to nothing
+AGAIN_SECONDS = 60.0  #: after a start that failed
+START_SECONDS = 10.0  #: after a start of which nothing was heard
 FORGOTTEN_SECONDS = 86400.0  #: after which nobody is told any more why it did
 #: Libraries of numpy's that start a thread for each processor: a process with threads cannot fork an agent.
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -94,7 +95,8 @@ def _sweep(folder: Path) -> None:
 def _first(mark: Path) -> bool:
     """Whether nobody else starts it just now, or failed to."""
     try:
-        if time.time() - mark.stat().st_mtime < AGAIN_SECONDS:
+        found = mark.stat()
+        if time.time() - found.st_mtime < (AGAIN_SECONDS if found.st_size else START_SECONDS):
             return False
     except FileNotFoundError:
         pass

@@ -48,6 +48,9 @@ def main() -> None:
             raise RuntimeError(f"something that is imported here has started {threads - 1} threads: a process with "
                                "threads cannot fork an agent; set RGPU_RESIDENT=off")
         resident = Resident(text, path, Path(root), lock, float(idle))
+    except SystemExit:  # it was told to end
+        mark.unlink(missing_ok=True)
+        raise
     except BaseException:
         mark.write_text(traceback.format_exc())
         raise
