@@ -23,7 +23,7 @@ from rgpu.cli.resident import surroundings
 MOST = 8  #: residents of one user
 AGAIN_SECONDS = 60.0  #: after a start that failed
 START_SECONDS = 10.0  #: after a start of which nothing was heard
-FORGOTTEN_SECONDS = 86400.0  #: after which nobody is told any more why it did
+FORGOTTEN_SECONDS = 3600.0  #: after which nobody is told any more why it did
 #: Libraries of numpy's that start a thread for each processor: a process with threads cannot fork an agent.
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 _CODE = "import sys; sys.path.append({path!r}); from rgpu.cli.resident.main import main; main()"
@@ -75,8 +75,8 @@ def living() -> list[Resident]:
 def failed() -> list[str]:
     """Return why residents of this user could not be started lately. Raises :class:`OSError` as :func:`living` does."""
     folder = surroundings.folder()
-    return [text for path in sorted(Path(folder).glob("*.begun"))
-            if surroundings.usable(folder) and (text := path.read_text(errors="replace").strip())]
+    marks = sorted(Path(folder).glob("*.begun")) if surroundings.usable(folder) else []
+    return [text for path in marks if not _forgotten(path) and (text := path.read_text(errors="replace").strip())]
 
 
 def _sweep(folder: Path) -> None:
@@ -88,8 +88,12 @@ def _sweep(folder: Path) -> None:
             path.unlink()
     for path in folder.glob("*.begun"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
+            if _forgotten(path):
                 path.unlink()
+
+
+def _forgotten(mark: Path) -> bool:
+    return time.time() - mark.stat().st_mtime > FORGOTTEN_SECONDS
 
 
 def _first(mark: Path) -> bool:
