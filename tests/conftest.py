@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # begun under nohup: shel
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+os.environ.setdefault("RGPU_RESIDENT_IDLE", "60s")  # of pools of tests; LocalPool kills its own
+
 # One process runs thousands of tests whose objects keep descriptors until they are collected; many limits are 1,024.
 _soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (_hard, _hard))

@@ -75,7 +75,8 @@ class SessionRun:
         self._standing: tuple[Any, Any] = (None, None)  #: its epoch and state when they were last asked for
         full = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory, "--queue", "--",
                 *command]
-        self.program = Running(full, {**pool.environment, **environment}, folder / self.name)
+        alone = {"RGPU_RESIDENT": "off"}  # `rgpu run` is its own agent, which is disturbed
+        self.program = Running(full, {**pool.environment, **environment, **alone}, folder / self.name)
         self.disturber = Disturber(pool, self.name, self.program.process.pid)
 
     def run(self) -> Case:

@@ -26,6 +26,7 @@ class BenchPool(LocalPool):
 
     def __init__(self, folder: Path, device: str, round_trips_ms: Sequence[float] = ()) -> None:
         super().__init__(folder, 1 + len(round_trips_ms), 10.0, device)
+        self.environment["RGPU_RESIDENT"] = "off"  # `rgpu run` is its own agent, which is looked at by its number
         self._round_trips = list(round_trips_ms)
         self._proxies: list[DelayProxy] = []
         self._daemons: list[subprocess.Popen[bytes]] = []

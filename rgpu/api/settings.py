@@ -121,6 +121,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("memory", lambda: 0, parse_size, "device memory of a session (its quota); 0: as --gpus says, else the "
             "pool's default (`rgpu pool status`): one GPU, 1 GiB on the cpu device"),
     Setting("quiet", lambda: False, parse_flag, "no line at the start of a run that says what it was given"),
+    Setting("resident", lambda: True, parse_flag, "after a first plain `rgpu run` a process stays that starts the next "
+            "ones faster"),
+    Setting("resident_idle", lambda: 600.0, parse_age, "how long it stays without a run"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last checkpoint, to outlive a server"),
     Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
             "the machine's memory, 256 MiB to 4 GiB)"),

@@ -1,4 +1,4 @@
-"""The entrance of ``rgpu``: a plain ``rgpu run`` goes straight to the agent, everything else through click."""
+"""The entrance of ``rgpu``: a plain ``rgpu run`` goes straight to an agent, everything else through click."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     plain = plain_run.read(sys.argv[1:]) if "_RGPU_COMPLETE" not in os.environ else None
     if plain is not None:
-        plain.run()
+        from rgpu.cli.resident.handing import hand_over
+
+        plain.run(begins_resident=hand_over(plain))
     from rgpu.cli.command_line import cli
 
     cli(prog_name="rgpu")

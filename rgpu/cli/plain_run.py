@@ -8,34 +8,43 @@ click, and the verb's forty options with what reads them, would be a good part o
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
 
-from rgpu.session.errors import RgpuError
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the names stand in annotations only, and are waited for at each start
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
+
+    from rgpu.client.run.launcher import Front
 
 FLAGS = {"-q": "quiet", "--quiet": "quiet", "--lazy": "lazy", "--queue": "queue"}
 VALUES = {f"--{name}": name for name in ("name", "memory", "pool", "host", "gpus")}
 
 
-@dataclass(frozen=True)
 class PlainRun:
     """What was asked for. ``values``: of :data:`VALUES`, those that were given."""
 
-    program: tuple[str, ...]
-    flags: frozenset[str]
-    values: dict[str, str]
+    def __init__(self, program: tuple[str, ...], flags: frozenset[str], values: dict[str, str]) -> None:
+        self.program, self.flags, self.values = program, flags, values
 
-    def run(self) -> NoReturn:
-        """Run it, and exit as the program does, or as the verb does by its errors."""
+    def run(self, begins_resident: bool = False) -> NoReturn:
+        """Run it, and exit as the program does, or as the verb does by its errors.
+
+        ``begins_resident``: a resident is started for runs to come, unless the settings want none.
+        """
         try:
-            self._start()
+            self.carry_out(begins_resident=begins_resident)
         except SystemExit as end:
             _leave(end)
+
+    def carry_out(self, *, front: Front | None = None, begins_resident: bool = False) -> NoReturn:
+        """Run it, and raise SystemExit as :meth:`run` exits. ``front``: as for :func:`launcher.run`."""
+        from rgpu.session.errors import RgpuError
+
+        try:
+            self._start(front, begins_resident)
         except (RgpuError, OSError, KeyboardInterrupt) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # who read our output has enough
                 sys.exit(1)
@@ -43,16 +52,21 @@ class PlainRun:
 
             common.tell(error, pool=self.values.get("pool"))
 
-    def _start(self) -> NoReturn:
+    def _start(self, front: Front | None = None, begins_resident: bool = False) -> NoReturn:
         from rgpu.api.settings import Settings
         from rgpu.cli.sessions import starting
 
         quiet, queue = "quiet" in self.flags, "queue" in self.flags
         settings = Settings({"pool": self.values.get("pool"), "memory": self.values.get("memory"),
                              "quiet": quiet or None})
+        more: dict[str, Any] = {"front": front}
+        if begins_resident and settings.resident:
+            from rgpu.cli.resident.beginning import begin
+
+            more["started"] = lambda name, pid: begin(self.values.get("pool"), settings)
         starting.start(self.program, settings, starting.requested(self.values.get("host"), self.values.get("gpus"),
                                                                   queue=queue),
-                       name=self.values.get("name"), lazy="lazy" in self.flags)
+                       name=self.values.get("name"), lazy="lazy" in self.flags, **more)
 
 
 def _leave(end: SystemExit) -> NoReturn:
@@ -64,8 +78,10 @@ def _leave(end: SystemExit) -> NoReturn:
         raise end
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # as where this process was started without
-            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+            try:
                 stream.flush()
+            except (OSError, ValueError):  # closed, or nobody reads
+                pass
     os._exit(end.code or 0)
 
 

@@ -22,6 +22,7 @@ from rgpu.cli import common
 from rgpu.cli.helpers import doctor_pool
 from rgpu.cli.helpers.finding import Finding
 from rgpu.cli.pool import pool_files
+from rgpu.cli.resident import beginning, surroundings
 from rgpu.client.run import compile_cache
 from rgpu.migrate.registry.open import open_registry
 from rgpu.server.node import belonging
@@ -53,7 +54,7 @@ def _all(settings: Settings) -> Iterator[Finding]:
     checks: dict[str, Callable[[], Finding]] = {
         "python": _python, "client library": _shim, "address range": _addresses,
         "address randomisation": _randomisation, "shared memory": _memfd, "boot clock": _boot_clock, "gpu": _gpu,
-        "compile cache": _compile_cache,
+        "compile cache": _compile_cache, "residents": lambda: _residents(settings),
         "box": lambda: _box(settings), "registry": lambda: _registry(settings)}
     for name, check in checks.items():
         try:
@@ -82,6 +83,22 @@ def _compile_cache() -> Finding:
         return Finding("compile cache", False, f"{path} is damaged: {why}{more}",
                        "it counts as none, and its kernel is compiled again: delete it")
     return Finding("compile cache", True, f"{found.files} results of NVRTC, {found.size >> 10} KiB in {where}")
+
+
+def _residents(settings: Settings) -> Finding:
+    """Processes of this user that start the agents of plain runs (`rgpu.cli.resident`)."""
+    folder = surroundings.folder()
+    if not settings.resident:
+        return Finding("residents", True, "off")
+    try:
+        there, failed = beginning.living(), beginning.failed()
+    except PermissionError as error:
+        return Finding("residents", False, str(error), f"each run starts slowly: remove it, or `chmod 700 {folder}`")
+    if failed:
+        return Finding("residents", False, f"one could not start: {failed[0].splitlines()[-1]}",
+                       f"each run starts slowly; the whole reason is in {folder}/*.begun")
+    told = ", ".join(f"{one.pid} ({one.pool})" for one in there)
+    return Finding("residents", True, f"{told} in {folder}" if told else "none: the next plain `rgpu run` starts one")
 
 
 def _shim() -> Finding:

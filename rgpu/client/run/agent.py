@@ -81,6 +81,7 @@ class Options:
     divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
     same_host: bool = True  #: bulk through shared memory where the worker is on this host
     quiet: bool = False  #: no line at the start that says what was given
+    pid: int = field(default_factory=os.getpid)  #: of `rgpu run`, where this process is only its agent
 
 
 class Agent:
@@ -130,7 +131,7 @@ class Agent:
         Raises what the pool refuses it with, :class:`Corrupt`, :class:`VersionMismatch`.
         """
         _, name = self._next_name()
-        args = self._order(name, program_asking(command, socket.gethostname()))
+        args = self._order(name, program_asking(command, socket.gethostname(), self.options.pid))
         self._reading.start()
         reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
         self._reading.placed()

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import secrets
 import shutil
 import signal
@@ -15,10 +14,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
+from rgpu.client.run.signals import die_by, install, put_back
 from rgpu.link import versions
 from rgpu.link.control import ControlClient
 from rgpu.link.description import MOST, named, remember
@@ -46,9 +46,25 @@ DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"
 LIST = "RGPU_LIST"  #: set for programs of a gang: their devices are the run's list
 CUPTI = ("libcupti.so.12", "libcupti.so.13")  #: by the CUDA version that a program was built with
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
+
+
+class Front(Protocol):
+    """`rgpu run` as its agent sees it, where that is another process (``rgpu.cli.resident``): it starts the program,
+    whose parent it is."""
+
+    pid: int
+
+    def place(self, agent: Agent, program: str) -> int:
+        """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
+
+    def run(self, command: Sequence[str], environ: dict[str, str], agent: Agent,
+            started: Callable[[int], None]) -> int:
+        """Have the program run; returns its exit code, or minus the signal."""
+
+    def die_by(self, number: int) -> None:
+        """Have `rgpu run` end by the signal that ended the program."""
 
 
 def shim_directory() -> Path:
@@ -169,12 +185,13 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True,
         lazy: bool = False, quiet: bool = False,
         started: Callable[[str, int], None] = lambda name, pid: None, limit: TimeLimit | None = None,
-        standby: Standby | None = None) -> int:
+        standby: Standby | None = None, front: Front | None = None) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
 
     The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
     program's first CUDA call. ``started``: given the run's name and the program's pid once it runs. ``limit``: how long
-    it may run. ``standby``: of a detached run.
+    it may run. ``standby``: of a detached run. ``front``: what runs the program, where it is not this process; neither
+    limit nor standby then.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
     ``max_replay``, ``divergence``, ``same_host``, ``quiet``: see :class:`rgpu.client.run.agent.Options`.
@@ -196,13 +213,14 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
 
     check_pool(keys, endpoints, name, learned)
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
-                      checkpoint_every, max_replay, divergence, same_host, quiet)
+                      checkpoint_every, max_replay, divergence, same_host, quiet, front.pid if front else os.getpid())
     keep_prompt()
     agent = Agent(options, keys, endpoints, complain=_complain, described=lambda: described(files, description.id),
                   learned=learned)
+    place: Callable[[Agent, str], int] = front.place if front else _place
     try:
         agent.start()
-        status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])
+        status = 0 if lazy else place(agent, shutil.which(command[0]) or command[0])
         if not status:
             gang = (extra or {}).get("gang")
             several = float((extra or {}).get("gpus") or 1) > 1 or gang is not None
@@ -211,7 +229,11 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
             if gang is not None:
                 environ[LIST] = "1"
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
-            status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)
+            if front:
+                status = front.run(command, environ, agent, lambda pid: started(name, pid))
+            else:
+                status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(),
+                                    standby)
         agent.child_exited(status if status >= 0 else 128 - status)
         if standby is not None:
             code = RanksMissing.exit_code if agent.missing else status if status >= 0 else 128 - status
@@ -223,7 +245,7 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         if standby is not None:
             standby.close()
     if status < 0 and reraise:
-        die_by(-status)
+        (front.die_by if front else die_by)(-status)
     return status if status >= 0 else 128 - status
 
 
@@ -241,15 +263,14 @@ def _cannot_start(program: str) -> int:
 def _place(agent: Agent, program: str) -> int:
     """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
     came: list[int] = []
-    old = _install(lambda number, frame: came.append(number), lambda: came.append(signal.SIGINT))
+    old = install(lambda number, frame: came.append(number), lambda: came.append(signal.SIGINT))
     try:
         agent.place(program, lambda: signal.Signals(came[0]).name if came else "")
     except Refused:
         if not came:
             raise
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        put_back(old)
     return -came[0] if came else 0
 
 
@@ -289,7 +310,7 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
         elif child.returncode is None:
             child.send_signal(number)
 
-    old = _install(forward, agent.interrupted)
+    old = install(forward, agent.interrupted)
     try:
         try:
             begun = clock()
@@ -319,30 +340,4 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
         timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
         return child.wait()
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-
-def _install(forward: Any, interrupted: Callable[[], None]) -> dict[int, Any]:
-    """Our handlers, while the child runs; returns those before. Only the main thread may have any."""
-    old: dict[int, Any] = {}
-    try:
-        for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
-                old[number] = signal.signal(number, forward)
-        # Ctrl-C reaches the child by itself: the terminal signals the whole foreground group.
-        # A handler, not SIG_IGN, since the child would inherit that.
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: interrupted())
-    except ValueError:
-        pass
-    return old
-
-
-def die_by(number: int) -> None:
-    """End this process by the signal that ended the program, without a second core dump."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    sys.stdout.flush()
-    if number != signal.SIGKILL:  # which has no handler to take away, and setting one is an error
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        put_back(old)

@@ -6,7 +6,6 @@ session is taken over where it is by then: it may have been moved or recovered m
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -64,6 +63,6 @@ class PlacedSession:
                            ASK_TIMEOUT)
 
 
-def program_asking(command: str, host: str) -> dict[str, Any]:
-    """The ``program`` of a session.create for ``command``, which does not run yet: this process asks."""
-    return {"pid": os.getpid(), "command": command, "host": host}
+def program_asking(command: str, host: str, pid: int) -> dict[str, Any]:
+    """The ``program`` of a session.create for ``command``, which does not run yet: the process ``pid`` asks."""
+    return {"pid": pid, "command": command, "host": host}

@@ -82,8 +82,10 @@ def kill_worker(pool: LocalPool, name: str) -> None:
     os.kill(int(pool.session(name)["worker_pid"]), signal.SIGKILL)
 
 
-def test_the_newest_good_checkpoint_is_used_and_the_bad_one_named(small: LocalPool) -> None:
+def test_the_newest_good_checkpoint_is_used_and_the_bad_one_named(small: LocalPool,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     pool = small
+    monkeypatch.setitem(pool.environment, "RGPU_RESIDENT", "off")  # `rgpu run` is its own agent, which is stopped
     program = pool.heat("healed", steps=6000)
     program.wait_lines(2)
     os.kill(program.process.pid, signal.SIGSTOP)  # both checkpoints stand at one position: the journal follows either

@@ -26,11 +26,12 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
 
 def rgpu_run(pool: LocalPool, name: str, *command: str, options: tuple[str, ...] = (), before: str = "",
              **more: object) -> subprocess.Popen[str]:
-    """``rgpu run`` with pipes; ``before``: Python that the client runs first."""
+    """``rgpu run`` with pipes; ``before``: Python that the client, its own agent then, runs first."""
+    alone = {"RGPU_RESIDENT": "off"} if before else {}
     client = f"import sys\n{before}\nfrom rgpu.cli.main import main\nsys.argv[0] = 'rgpu'\nmain()"
     return subprocess.Popen([sys.executable, "-c", client, "run", "--name", name, *options, "--", *command],
-                            env=pool.environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+                            env={**pool.environment, **alone}, cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(("options", "before"), [((), 1), (("--lazy",), 0)])

@@ -22,6 +22,7 @@ OTHER = {"node-a": "node-b", "node-b": "node-a"}
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
     with LocalPool(tmp_path_factory.mktemp("ordered"), nodes=2, lease=5.0) as pool:
+        pool.environment["RGPU_RESIDENT"] = "off"  # `rgpu run` is its own agent, which is stopped
         yield pool
 
 

@@ -33,6 +33,7 @@ def test_calls_that_are_late_by_a_step_or_two(tmp_path: Path) -> None:
     natively: `make sweep` runs it with nothing beside it. Tried three times for the machine's own moments.
     """
     with LocalPool(tmp_path, nodes=2, lease=5.0) as pool:
+        pool.environment["RGPU_RESIDENT"] = "off"  # `rgpu run` is its own agent, which is stopped
         said = []
         for turn in range(3):
             program = pool.run(sys.executable, "-W", "ignore", PREFETCH, 150, 0.16, 2, 1, name=f"hiccups{turn}",
