@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from tests.gpu.suite.report import environment  # noqa: E402
 from tests.support.pools.pool import LocalPool, VerbError  # noqa: E402
 
-WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_ranks.py"
+WORKLOAD = ROOT / "bench" / "gangs" / "gpt2_ranks.py"
 FIRST = 4  #: steps that are not counted: what is loaded, autotuned, allocated
 
 
