@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rgpu.server.collectives.matching import Meeting, Posting
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
-from tests.support.ranks import NoMemory
+from tests.support.collectives.ranks import NoMemory
 
 UNUSED = NoMemory()
 

@@ -23,7 +23,6 @@ from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.server.collectives.communicators import Communicators
 from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
-from rgpu.server.device.cpu import collectives
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
@@ -34,7 +33,7 @@ from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.staged import StagedPages
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.device.cpu.textures.objects import Textures
-from rgpu.server.device.cpu.work import words
+from rgpu.server.device.cpu.work import collectives, words
 from rgpu.server.device.cpu.work.copies import Copies
 from rgpu.server.device.cpu.work.launches import Launches
 from rgpu.server.device.loads import LoadNotes

@@ -16,7 +16,7 @@ from rgpu.session.objects.collectives import (
     decode_members,
     encode,
 )
-from tests.support.collective_session import (
+from tests.support.collectives.session import (
     COUNT,
     RANKS,
     RECEIVE,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
+from tests.support.collectives.ranks import Gang, Member, contents, operation
 from tests.support.eventually import eventually
-from tests.support.ranks import Gang, Member, contents, operation
 
 COUNT, RANKS = 6, 4
 SPREAD, ALONE = ("a", "b", "c", "b"), ("a",) * 4

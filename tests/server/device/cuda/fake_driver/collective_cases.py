@@ -12,7 +12,10 @@ import pytest
 
 from rgpu.server.device.cuda.collectives import groups
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
-from tests.support.collective_session import (
+from tests.support.collectives.ranks import PART as EACH
+from tests.support.collectives.ranks import RECEIVE, Gang, Member, contents, operation
+from tests.support.collectives.ranks import SEND as SENT
+from tests.support.collectives.session import (
     COUNT,
     PART,
     RANKS,
@@ -21,12 +24,9 @@ from tests.support.collective_session import (
     check_every_kind,
     check_waiting_is_no_work,
 )
-from tests.support.collective_session import operation as own_operation
+from tests.support.collectives.session import operation as own_operation
 from tests.support.eventually import eventually
 from tests.support.fake_driver.support import BASE, BINARY, driver
-from tests.support.ranks import PART as EACH
-from tests.support.ranks import RECEIVE, Gang, Member, contents, operation
-from tests.support.ranks import SEND as SENT
 
 
 @pytest.fixture

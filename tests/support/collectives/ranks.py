@@ -16,9 +16,9 @@ from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.server.collectives.communicators import Communicators
 from rgpu.server.collectives.contributions import Log
-from rgpu.server.device.cpu.collectives import submit
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
+from rgpu.server.device.cpu.work.collectives import submit
 from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.session.errors import Fenced
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction

@@ -1,0 +1,1 @@
+"""Sessions with ranks of communicators, for tests."""
