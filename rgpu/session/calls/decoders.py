@@ -414,6 +414,27 @@ class CollectiveGroup(NamedTuple):
     operations: bytes
 
 
+class MemoryExport(NamedTuple):
+    address: int
+    size: int
+    secret: bytes
+
+
+class MemoryExportReply(NamedTuple):
+    token: bytes
+
+
+class MemoryImport(NamedTuple):
+    address: int
+    size: int
+    device: int
+    token: bytes
+
+
+class MemoryUnimport(NamedTuple):
+    address: int
+
+
 class Timed(NamedTuple):
     call: int
     stream: int
@@ -484,4 +505,7 @@ register(102, "memory_move", Layout(MemoryMove, "<QQQ", 0), None)
 register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 2), None)
 register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
 register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
+register(120, "memory_export", Layout(MemoryExport, "<QQ", 1), Layout(MemoryExportReply, "<", 1))
+register(121, "memory_import", Layout(MemoryImport, "<QQi", 1), None)
+register(122, "memory_unimport", Layout(MemoryUnimport, "<Q", 0), None)
 register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

@@ -199,6 +199,16 @@ CALLS: tuple[Call, ...] = (
     Call(112, "collective_group", A, E.WRITES, _args("stream:stream operations:blob"),
          doc="All between ncclGroupStart and ncclGroupEnd, or one collective; stream: the first operation's. "
              "operations: docs/developers/objects/collectives.md."),
+    Call(120, "memory_export", S, E.CREATES, _args("address:addr size:u64 secret:blob"), _args("token:blob"),
+         object_kind="export",
+         doc="cuIpcGetMemHandle of the allocation at `address`: other sessions may map it who show the token, which "
+             "holds the 16 random bytes of `secret`. It ends with the allocation."),
+    Call(121, "memory_import", S, E.CREATES, _args("address:addr size:u64 device:i32 token:blob"),
+         object_kind="import",
+         doc="cuIpcOpenMemHandle: the mappings that hold another session's allocation stand at `address`, `size` bytes "
+             "in all; what of them may be used says a memory_allocate."),
+    Call(122, "memory_unimport", A, E.DESTROYS, _args("address:addr"), object_kind="import",
+         doc="cuIpcCloseMemHandle, when no unfinished work uses it and nothing is allocated there."),
     Call(160, "timed", W, E.WRITES, _args("call:u16 stream:stream arguments:blob"), _args("times:blob"), payload=True,
          reply_payload=True, volatile=True,
          doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; "

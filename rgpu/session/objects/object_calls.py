@@ -119,6 +119,24 @@ def _memory_free(table: ObjectTable, record: Record, args: Any) -> None:
         table.end_memory(args.address)
 
 
+def _memory_export(table: ObjectTable, record: Record, args: Any) -> None:
+    memory = table.live("memory", args.address)
+    if memory is not None and memory.args.size == args.size:
+        table.create("export", args.address, record)
+
+
+def _memory_import(table: ObjectTable, record: Record, args: Any) -> None:
+    if not table.current.keys() & {("mapping", args.address), ("alias", args.address)}:
+        table.create("import", args.address, record)
+
+
+def _memory_unimport(table: ObjectTable, record: Record, args: Any) -> None:
+    if (item := table.live("import", args.address)) is not None:
+        size = item.args.size
+        table.forget(item)
+        table.end_memory_in(args.address, size)
+
+
 def _module_load(table: ObjectTable, record: Record, args: Any, digest: bytes = b"") -> None:
     if item := table.create("module", args.module, record, args.context):
         table.hold_contents(item, record.payload, digest)
@@ -200,6 +218,9 @@ HANDLERS: dict[int, Callable[[ObjectTable, Record, Any], None]] = {
         "memory_alias": _memory_alias,
         "memory_unalias": _memory_unalias,
         "memory_move": _memory_move,
+        "memory_export": _memory_export,
+        "memory_import": _memory_import,
+        "memory_unimport": _memory_unimport,
         "memory_allocate": _memory_allocate,
         "memory_free": _memory_free,
         "memory_free_wait": _memory_free,

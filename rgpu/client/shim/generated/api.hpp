@@ -216,7 +216,10 @@ RGPU_API CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, un
 RGPU_API CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 RGPU_API CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream);
 RGPU_API CUresult cuInit(unsigned int Flags);
+RGPU_API CUresult cuIpcCloseMemHandle(CUdeviceptr dptr);
 RGPU_API CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);
+RGPU_API CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
+RGPU_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
 RGPU_API CUresult cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev);
 RGPU_API CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel);
 RGPU_API CUresult cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel);

@@ -109,11 +109,8 @@ RGPU_REFUSED(cuGreenCtxStreamCreate)
 RGPU_REFUSED(cuGreenCtxWaitEvent)
 RGPU_REFUSED(cuImportExternalMemory)
 RGPU_REFUSED(cuImportExternalSemaphore)
-RGPU_REFUSED(cuIpcCloseMemHandle)
 RGPU_REFUSED(cuIpcGetEventHandle)
 RGPU_REFUSED(cuIpcOpenEventHandle)
-RGPU_REFUSED(cuIpcOpenMemHandle)
-RGPU_REFUSED(cuIpcOpenMemHandle_v2)
 RGPU_REFUSED(cuLaunch)
 RGPU_REFUSED(cuLaunchCooperativeKernelMultiDevice)
 RGPU_REFUSED(cuLaunchGrid)
@@ -274,6 +271,7 @@ RGPU_API CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream) {
     rgpu::PerThreadScope scope;
     return cuGraphUpload(hGraph, hStream);
 }
+RGPU_API CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags) { return cuIpcOpenMemHandle_v2(pdptr, handle, Flags); }
 RGPU_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams) {
     rgpu::PerThreadScope scope;
     return cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);

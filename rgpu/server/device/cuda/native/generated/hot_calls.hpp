@@ -318,6 +318,8 @@ inline bool awaited(uint16_t id) {
         case 80:  // array_create
         case 84:  // texture_create
         case 110:  // communicator_create
+        case 120:  // memory_export
+        case 121:  // memory_import
         case 160:  // timed
             return true;
         default: return false;

@@ -1,0 +1,96 @@
+"""Memory of other processes: what the shim publishes for it, and what it answers itself."""
+
+from __future__ import annotations
+
+import textwrap
+
+from rgpu.session.objects import handle_tokens
+from rgpu.session.objects.handle_tokens import Token, TokenKind
+
+GRANULE = 2 << 20
+IPC = """
+class Handle(c.Structure):
+    _fields_ = [("bytes", c.c_ubyte * 64)]
+
+def get(address):
+    handle = Handle()
+    return cu.cuIpcGetMemHandle(c.byref(handle), U64(address)), bytes(handle.bytes)
+
+def opened(data, flags=1):
+    at = U64()
+    result = cu.cuIpcOpenMemHandle_v2(c.byref(at), Handle((c.c_ubyte * 64)(*data)), c.c_uint(flags))
+    return [result, at.value]
+
+def close(address):
+    return cu.cuIpcCloseMemHandle(U64(address))
+"""
+
+
+def code(text: str) -> str:
+    return IPC + textwrap.dedent(text)
+
+
+def token(number: int, size: int, kind: TokenKind = TokenKind.MEMORY) -> list[int]:
+    return list(handle_tokens.encode(Token(kind, bytes(range(16)), b"elsewhre", number, size)))
+
+
+def test_an_allocation_has_one_handle_for_its_life(agent, program):
+    told = program(agent, code("""
+        context()
+        first, second = alloc(4096), alloc(3 << 20)
+        _, handle = get(first)
+        tell([handle == get(first + 100)[1], handle == get(second)[1], opened(handle)[0], opened(handle, 0)[0]])
+        ok(cu.cuMemFree_v2(U64(first)))
+        again = alloc(4096)
+        tell([again == first, get(again)[1] == handle])
+        tell([get(4096)[0], get(second + (5 << 20))[0], cu.cuIpcGetMemHandle(None, U64(second))])
+        """)).end()
+    assert told == [[True, False, 201, 1], [True, False], [1, 1, 1]]
+    exports = agent.args("memory_export")
+    assert [one.size for one in exports] == [4096, 3 << 20, 4096]
+    assert len({bytes(one.secret) for one in exports}) == 3 and all(len(one.secret) == 16 for one in exports)
+
+
+def test_what_is_opened_stands_at_an_address_of_the_programs_own(agent, program):
+    there = 0x2000_0000_0000 + 7 * GRANULE + 512
+    told = program(agent, code(f"""
+        context()
+        before = info()[0]
+        data = {token(there, 3 * GRANULE)}
+        result, at = opened(data)
+        tell([result, at % (2 << 20), opened(data) == [0, at], info()[0] == before])
+        tell([get(at)[0], cu.cuMemFree_v2(U64(at)), cu.cuMemsetD8_v2(U64(at), 1, SIZE(3 << 21)),
+              cu.cuMemsetD8_v2(U64(at), 1, SIZE((3 << 21) + 1))])
+        tell([close(at + 1), close(at), cu.cuMemsetD8_v2(U64(at), 1, SIZE(1)), close(at), close(at),
+              cu.cuMemsetD8_v2(U64(at), 1, SIZE(1))])
+        ok(cu.cuCtxSynchronize())
+        """)).end()
+    assert told == [[0, 512, True, True], [1, 1, 0, 1], [1, 0, 0, 0, 1, 1]]
+    imported, = agent.args("memory_import")
+    allocated, = agent.args("memory_allocate")
+    assert (imported.size, imported.device, bytes(imported.token)) == (4 * GRANULE, 0, bytes(token(there, 3 * GRANULE)))
+    assert (allocated.address - imported.address, allocated.size) == (512, 3 * GRANULE)
+    ended = [name for name in agent.names() if name in ("memory_free", "memory_free_wait", "memory_unimport")]
+    assert ended in (["memory_free", "memory_unimport"], ["memory_free_wait", "memory_unimport"])
+
+
+def test_hostile_handles_are_answered_here(agent, program):
+    wild = [token(1 << 45, 0), token(2**64 - 1, 2**63), token(0, 2**64 - 1), token(2**64 - 4096, 4096),
+            token(4096, 4096, TokenKind.EVENT), list(range(64)), [0] * 64]
+    told = program(agent, code(f"""
+        context()
+        tell([opened(data)[0] for data in {wild}])
+        tell([cu.cuIpcOpenMemHandle_v2(None, Handle(), c.c_uint(1)), close(0)])
+        """)).end()
+    assert told == [[1] * len(wild), [1, 1]]
+    assert "memory_import" not in agent.names()
+
+
+def test_the_end_of_a_context_lets_go(agent, program):
+    program(agent, code(f"""
+        context()
+        _, at = opened({token(0x2000_0000_0000, 4096)})
+        ok(cu.cuDevicePrimaryCtxReset_v2(0))
+        """)).end()
+    names = agent.names()
+    assert names.index("memory_unimport") < names.index("context_destroy")

@@ -1,0 +1,113 @@
+"""Processes of a run that share device memory and events by handle (CUDA IPC), on a real pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.eventually import eventually
+from tests.support.pools.pool import LocalPool, Program, VerbError
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "ipc.py"
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    with LocalPool(tmp_path_factory.mktemp("ipc"), nodes=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    return subprocess.run([sys.executable, PROGRAM, "expected"], capture_output=True, text=True,
+                          check=True).stdout.strip()
+
+
+def begin(pool: LocalPool, mode: str, name: str) -> Program:
+    return pool.run(sys.executable, str(PROGRAM), mode, str(pool.folder / f"{name}.go"), name=name)
+
+
+def go_on(pool: LocalPool, name: str) -> None:
+    (pool.folder / f"{name}.go").touch()
+
+
+def done(program: Program) -> list[str]:
+    assert program.process.wait(90) == 0, program.errors
+    return program.lines
+
+
+def open_memory(pid: int) -> int:
+    """How many descriptors of shared device memory a process has."""
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if
+             os.path.lexists(f"/proc/{pid}/fd/{fd}")]
+    return sum("rgpu-alias" in link for link in links)
+
+
+def test_each_works_in_the_others_memory(pool: LocalPool, expected: str) -> None:
+    assert done(begin(pool, "exchange", "exchange")) == [expected, "end 0"]
+
+
+def test_handles_that_open_nothing(pool: LocalPool) -> None:
+    assert done(begin(pool, "wrong", "wrong")) == [
+        "own 201", "flags 1", "nothing 1", "flipped 1", "pooled 1", "host 1", "imported 1 1", "inside True",
+        "again True 0", "range True", "freed 1", "reused 1 True", "closed 0 0 1 1", "end 0"]
+
+
+def test_who_shares_is_pinned_and_ps_says_with_whom(pool: LocalPool, expected: str) -> None:
+    program = begin(pool, "hold", "held")
+    program.wait_lines(1)
+    for name, other in (("held", "held/2"), ("held/2", "held")):
+        row = pool.session(name)
+        assert f"shares device memory or events with session {other} (CUDA IPC)" in row["note"]
+        for verb in (("migrate", name, "node-b"), ("migrate", name, "node-b", "--mode", "replay"),
+                     ("checkpoint", name)):
+            with pytest.raises(VerbError, match=f"session {other} ") as caught:
+                pool.rgpu(*verb)
+            assert caught.value.code == 5
+    eventually(lambda: pool.session("held")["exposure"] == "unprotected", lambda: pool.session("held"), 20, every=0.2)
+    workers = [pool.session(name)["worker_pid"] for name in ("held", "held/2")]
+    assert [open_memory(pid) for pid in workers] == [2, 2], "its own memory; that of others is mapped"
+    go_on(pool, "held")
+    assert done(program) == ["holding", expected, "end 0"]
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), lambda: workers, 20)
+
+
+@pytest.mark.parametrize("lost", ["", "/2"])
+def test_a_lost_worker_ends_both_with_the_reason(pool: LocalPool, lost: str) -> None:
+    name = "lost" if not lost else "lost-other"
+    program = begin(pool, "hold", name)
+    program.wait_lines(1)
+    os.kill(pool.session(f"{name}{lost}")["worker_pid"], signal.SIGKILL)
+    assert program.process.wait(60) == 1
+    assert program.lines == ["holding"], "no result comes of it"
+    for one, other in ((name, f"{name}/2"), (f"{name}/2", name)):
+        row = pool.wait_state(one, "failed", not_on="any")
+        assert f"shares device memory with {other} (CUDA IPC)" in row["reason"]
+        told = [entry["reason"] for entry in pool.rgpu("history", one) if entry["decision"] == "fail"]
+        assert len(told) == 1 and f"shares device memory with {other}" in told[0]
+    killed, taken = (name, f"{name}/2") if not lost else (f"{name}/2", name)
+    assert f"shared device memory with session {killed}, whose worker was lost" in pool.session(taken)["reason"]
+    assert any("shares device memory" in line for line in program.errors)
+
+
+def test_another_run_of_the_user_may_open_it_here_and_not_from_another_node(pool: LocalPool) -> None:
+    exporter = begin(pool, "export", "exporter")
+    exporter.wait_lines(1)
+    here = pool.session("exporter")["host"]
+    (elsewhere,) = {"node-a", "node-b"} - {here}
+    handle = exporter.lines[0].split()[1]
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); from common import start; from cuda.bindings import driver; "
+            "start(); h = driver.CUipcMemHandle(); h.reserved = bytes.fromhex(sys.argv[2]); "
+            "print(int(driver.cuIpcOpenMemHandle(h, 1)[0]))")
+    for host, wanted in ((here, "0"), (elsewhere, "1")):
+        opener = pool.run(sys.executable, "-c", code, str(PROGRAM.parent), handle, name=f"opener-{host}",
+                          options=("--host", host))
+        assert done(opener) == [wanted]
+    go_on(pool, "exporter")
+    assert done(exporter)[1:] == ["end 0"]
