@@ -435,6 +435,51 @@ class MemoryUnimport(NamedTuple):
     address: int
 
 
+class EventExport(NamedTuple):
+    event: int
+    context: int
+    secret: bytes
+
+
+class EventExportReply(NamedTuple):
+    token: bytes
+
+
+class EventMark(NamedTuple):
+    event: int
+
+
+class EventImport(NamedTuple):
+    event: int
+    context: int
+    token: bytes
+
+
+class EventUnimport(NamedTuple):
+    event: int
+
+
+class ImportedEventWait(NamedTuple):
+    stream: int
+    event: int
+
+
+class ImportedEventSynchronize(NamedTuple):
+    event: int
+
+
+class ImportedEventQuery(NamedTuple):
+    event: int
+
+
+class ImportedEventQueryReply(NamedTuple):
+    complete: int
+
+
+class Applied(NamedTuple):
+    pass
+
+
 class Timed(NamedTuple):
     call: int
     stream: int
@@ -508,4 +553,12 @@ register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
 register(120, "memory_export", Layout(MemoryExport, "<QQ", 1), Layout(MemoryExportReply, "<", 1))
 register(121, "memory_import", Layout(MemoryImport, "<QQi", 1), None)
 register(122, "memory_unimport", Layout(MemoryUnimport, "<Q", 0), None)
+register(123, "event_export", Layout(EventExport, "<QQ", 1), Layout(EventExportReply, "<", 1))
+register(124, "event_mark", Layout(EventMark, "<Q", 0), None)
+register(125, "event_import", Layout(EventImport, "<QQ", 1), None)
+register(126, "event_unimport", Layout(EventUnimport, "<Q", 0), None)
+register(127, "imported_event_wait", Layout(ImportedEventWait, "<QQ", 0), None)
+register(128, "imported_event_synchronize", Layout(ImportedEventSynchronize, "<Q", 0), None)
+register(129, "imported_event_query", Layout(ImportedEventQuery, "<Q", 0), Layout(ImportedEventQueryReply, "<B", 0))
+register(130, "applied", Layout(Applied, "<", 0), None)
 register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

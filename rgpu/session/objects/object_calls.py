@@ -161,6 +161,21 @@ def _event_create(table: ObjectTable, record: Record, args: Any) -> None:
     table.create("event", args.event, record, args.context)
 
 
+def _event_destroy(table: ObjectTable, record: Record, args: Any) -> None:
+    for kind in ("event_export", "event"):
+        if item := table.live(kind, args.event):
+            table.forget(item)
+
+
+def _event_export(table: ObjectTable, record: Record, args: Any) -> None:
+    if table.live("event", args.event) is not None:
+        table.create("event_export", args.event, record, args.context)
+
+
+def _event_import(table: ObjectTable, record: Record, args: Any) -> None:
+    table.create("event_import", args.event, record, args.context)
+
+
 def _graph_instantiate(table: ObjectTable, record: Record, args: Any) -> None:
     nodes = graphs.decode(record.payload)
     if table.live("context", args.context) is None:
@@ -230,7 +245,10 @@ HANDLERS: dict[int, Callable[[ObjectTable, Record, Any], None]] = {
         "stream_create": _stream_create,
         "stream_destroy": _destroy_simple,
         "event_create": _event_create,
-        "event_destroy": _destroy_simple,
+        "event_destroy": _event_destroy,
+        "event_export": _event_export,
+        "event_import": _event_import,
+        "event_unimport": _destroy_simple,
         "graph_instantiate": _graph_instantiate,
         "graph_exec_update": _graph_exec_update,
         "graph_exec_destroy": _destroy_simple,

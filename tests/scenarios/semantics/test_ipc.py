@@ -15,6 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "ipc.py"
+EVENTS = PROGRAM.with_name("ipc_events.py")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,17 @@ def test_a_lost_worker_ends_both_with_the_reason(pool: LocalPool, lost: str) -> 
     killed, taken = (name, f"{name}/2") if not lost else (f"{name}/2", name)
     assert f"shared device memory with session {killed}, whose worker was lost" in pool.session(taken)["reason"]
     assert any("shares device memory" in line for line in program.errors)
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [
+    ("order", None), ("late", ["asked 600 600", "found 7 0"]),
+    ("wrong", ["plain 400 timed 1", "own 201 nothing 1 memory 1", "record 801 elapsed 400 handle 400", "open 1 open 0",
+               "open 1 destroyed 0 400"])])
+def test_events_order_the_work_of_both(pool: LocalPool, mode: str, wanted: list[str] | None) -> None:
+    if wanted is None:
+        wanted = subprocess.run([sys.executable, EVENTS, "expected"], capture_output=True, text=True,
+                                check=True).stdout.split()
+    assert done(pool.run(sys.executable, str(EVENTS), mode, name=f"events-{mode}")) == [*wanted, "end 0"]
 
 
 def test_another_run_of_the_user_may_open_it_here_and_not_from_another_node(pool: LocalPool) -> None:

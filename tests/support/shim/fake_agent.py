@@ -436,9 +436,13 @@ class FakeAgent:
             reply = decoders.encode_reply("cluster_occupancy", value=100 + args.form + 10 * args.cluster_x)
         elif call.name == "texture_create":
             reply = decoders.encode_reply("texture_create", handle=args.texture << 20 | 7)
-        elif call.name == "memory_export":
-            reply = decoders.encode_reply("memory_export", token=handle_tokens.encode(handle_tokens.Token(
-                handle_tokens.TokenKind.MEMORY, bytes(args.secret), bytes(8), args.address, args.size)))
+        elif call.name in ("memory_export", "event_export"):
+            kind, number, size = (handle_tokens.TokenKind.MEMORY, args.address, args.size) \
+                if call.name == "memory_export" else (handle_tokens.TokenKind.EVENT, args.event, 0)
+            reply = decoders.encode_reply(call.name, token=handle_tokens.encode(handle_tokens.Token(
+                kind, bytes(args.secret), bytes(8), number, size)))
+        elif call.name == "imported_event_query":
+            reply = decoders.encode_reply(call.name, complete=0)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
         if call.answer is Answer.WAIT and self.texts:

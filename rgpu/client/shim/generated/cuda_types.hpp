@@ -793,6 +793,10 @@ struct CUuuid {
     char bytes[16];
 };
 static_assert(sizeof(CUuuid) == 16);
+struct CUipcEventHandle {
+    char reserved[64];
+};
+static_assert(sizeof(CUipcEventHandle) == 64);
 struct CUipcMemHandle {
     char reserved[64];
 };

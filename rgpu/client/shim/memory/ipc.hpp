@@ -34,4 +34,13 @@ Place imported_place(std::uint64_t address);
 // Lets go of everything that was opened in a context.
 void release_imports(Context& context);
 
+// streams/ipc_event.cpp
+// The event was recorded: whoever waits for it in another process waits for that record from now on.
+CUresult mark_exported(const Event& event);
+// Another process's event: what the event functions do instead of what they do with the program's own.
+CUresult query_imported(const Event& event);
+CUresult synchronize_imported(const Event& event);
+CUresult wait_for_imported(const StreamRef& stream, const Event& event);
+CUresult destroy_imported(const Event& event);
+
 }  // namespace rgpu

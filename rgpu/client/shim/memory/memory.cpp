@@ -362,6 +362,10 @@ CUresult release_context_objects(Context& context) {
   for_each_object(Kind::event, [&](Object* object) {
     auto* event = static_cast<Event*>(object);
     if (event->context != &context || !retire(event)) return;
+    if (event->imported) {
+      destroy_imported(*event);
+      return;
+    }
     wire::EventDestroy call{};
     call.event = event->number;
     submit(call);

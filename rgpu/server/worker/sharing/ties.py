@@ -43,6 +43,7 @@ class Tie:
         self._sock.settimeout(ANSWER_SECONDS)
         self.channel = Channel(self._sock)
         self._over = threading.Event()
+        self.ended: Callable[[], None] = lambda: None  #: called when the other end was closed in order
 
     # -- the importer ---------------------------------------------------------------
     def ask(self, token: bytes) -> list[tuple[int, int]]:
@@ -118,7 +119,14 @@ class Tie:
             return  # it was this end
         self._over.set()
         self.channel.close()
+        if not lost:
+            self.ended()
         ended(self, lost)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed."""
+        return self._over.is_set()
 
     def over(self) -> None:
         """End it in order."""

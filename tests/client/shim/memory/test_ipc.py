@@ -94,3 +94,32 @@ def test_the_end_of_a_context_lets_go(agent, program):
         """)).end()
     names = agent.names()
     assert names.index("memory_unimport") < names.index("context_destroy")
+
+
+def test_records_of_an_event_that_others_know_are_awaited(agent, program):
+    told = program(agent, code(f"""
+        context()
+        plain, event, stream, other = P(), P(), P(), P()
+        ok(cu.cuEventCreate(c.byref(plain), c.c_uint(2)))
+        tell([cu.cuEventCreate(c.byref(event), c.c_uint(4)), cu.cuEventCreate(c.byref(event), c.c_uint(6))])
+        ok(cu.cuStreamCreate(c.byref(stream), c.c_uint(1)))
+        handle = Handle()
+        ok(cu.cuEventRecord(event, stream))
+        tell([cu.cuIpcGetEventHandle(c.byref(handle), plain), cu.cuIpcGetEventHandle(c.byref(handle), event),
+              cu.cuIpcGetEventHandle(None, event)])
+        ok(cu.cuEventRecord(event, stream))
+        tell([cu.cuIpcOpenEventHandle(c.byref(other), handle)])
+        data = {token(77, 0, TokenKind.EVENT)}
+        tell([cu.cuIpcOpenEventHandle(c.byref(other), Handle((c.c_ubyte * 64)(*data))),
+              cu.cuIpcOpenEventHandle(c.byref(other), Handle()), cu.cuIpcOpenEventHandle(None, Handle())])
+        tell([cu.cuEventQuery(other), cu.cuEventRecord(other, stream), cu.cuIpcGetEventHandle(c.byref(handle), other)])
+        ok(cu.cuStreamWaitEvent(stream, other, c.c_uint(0)))
+        ok(cu.cuEventSynchronize(other))
+        tell([cu.cuEventDestroy_v2(other), cu.cuEventDestroy_v2(other)])
+        """)).end()
+    assert told == [[1, 0], [400, 0, 1], [201], [0, 1, 1], [600, 801, 400], [0, 400]]
+    names = [name for name in agent.names() if "event" in name or name == "applied"]
+    assert names == ["event_create", "event_create", "event_record", "event_export", "event_mark", "applied",
+                     "event_record", "event_mark", "applied", "event_import", "imported_event_query",
+                     "imported_event_wait", "applied", "imported_event_synchronize", "event_unimport"]
+    assert [one.flags for one in agent.args("event_create")] == [2, 2], "other processes do not have the driver's own"

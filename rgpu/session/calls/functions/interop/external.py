@@ -29,12 +29,14 @@ FUNCTIONS = (
     ),
     function("cuIpcCloseMemHandle", "CUdeviceptr dptr", "cuIpcCloseMemHandle 4010", SYNC,
              "memory_free memory_free_wait memory_unimport"),
-    function("cuIpcGetEventHandle", "CUipcEventHandle *pHandle, CUevent event", "cuIpcGetEventHandle 4010"),
+    function("cuIpcGetEventHandle", "CUipcEventHandle *pHandle, CUevent event", "cuIpcGetEventHandle 4010",
+             SYNC, "event_export event_mark applied"),
     function(
         "cuIpcGetMemHandle", "CUipcMemHandle *pHandle, CUdeviceptr dptr", "cuIpcGetMemHandle 4010", SYNC,
         "context_synchronize memory_export",
     ),
-    function("cuIpcOpenEventHandle", "CUevent *phEvent, CUipcEventHandle handle", "cuIpcOpenEventHandle 4010"),
+    function("cuIpcOpenEventHandle", "CUevent *phEvent, CUipcEventHandle handle", "cuIpcOpenEventHandle 4010",
+             SYNC, "event_import"),
     function(
         "cuIpcOpenMemHandle", "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags",
         "cuIpcOpenMemHandle 4010", alias="cuIpcOpenMemHandle_v2",
