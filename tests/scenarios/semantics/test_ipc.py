@@ -108,6 +108,14 @@ def test_events_order_the_work_of_both(pool: LocalPool, mode: str, wanted: list[
     assert done(pool.run(sys.executable, str(EVENTS), mode, name=f"events-{mode}")) == [*wanted, "end 0"]
 
 
+def test_memory_goes_by_descriptor(pool: LocalPool) -> None:
+    """Of cuMemCreate: counted once, mapped where each wants it, there as long as one of them has it."""
+    program = pool.run(sys.executable, str(PROGRAM.with_name("ipc_handles.py")), name="handles")
+    assert done(program) == [
+        "unmapped 801", "wrong 1 1 1 1", "own [11]", "child [11] [11, 22, 33] True True 64", "parent [11, 22, 33]",
+        "kept [11, 22, 33]", "gone 1", "end 0"]
+
+
 def test_another_run_of_the_user_may_open_it_here_and_not_from_another_node(pool: LocalPool) -> None:
     exporter = begin(pool, "export", "exporter")
     exporter.wait_lines(1)
@@ -123,3 +131,33 @@ def test_another_run_of_the_user_may_open_it_here_and_not_from_another_node(pool
         assert done(opener) == [wanted]
     go_on(pool, "exporter")
     assert done(exporter)[1:] == ["end 0"]
+
+
+@pytest.mark.slow
+def test_neither_a_restarted_daemon_nor_a_lost_host_makes_one_go_on_alone(tmp_path: Path, expected: str) -> None:
+    """The workers stay tied while their daemon is away; with their host both are lost, and neither is brought back."""
+    with LocalPool(tmp_path, nodes=2, lease=20) as pool:
+        first = pool.run(sys.executable, str(PROGRAM), "hold", str(tmp_path / "first.go"), name="first",
+                         options=("--host", "node-b"))
+        first.wait_lines(1)
+        os.kill(pool.node("node-b")["pid"], signal.SIGKILL)
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "rgpu.cli.main", "server", "--host", "node-b", "--lease", "20"],
+            env=pool.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(lambda: pool.node("node-b").get("pid") == daemon.pid, "the new daemon did not register", 90,
+                   every=0.1)
+        assert "first/2" in pool.session("first")["note"]
+        (tmp_path / "first.go").touch()
+        assert done(first) == ["holding", expected, "end 0"]
+
+        second = pool.run(sys.executable, str(PROGRAM), "hold", str(tmp_path / "second.go"), name="second",
+                          options=("--host", "node-b"))
+        second.wait_lines(1)
+        rows = [pool.session(name) for name in ("second", "second/2")]
+        for pid in (daemon.pid, *(row["worker_pid"] for row in rows)):
+            os.kill(pid, signal.SIGKILL)
+        for name, other in (("second", "second/2"), ("second/2", "second")):
+            reason = pool.wait_state(name, "failed", seconds=90, not_on="any")["reason"]
+            assert f"shares device memory with {other} (CUDA IPC)" in reason
+        assert second.process.wait(60) == 1 and second.lines == ["holding"]
+        daemon.wait(20)

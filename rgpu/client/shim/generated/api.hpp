@@ -267,6 +267,7 @@ RGPU_API CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned
 RGPU_API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes);
 RGPU_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize);
 RGPU_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
+RGPU_API CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 RGPU_API CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
 RGPU_API CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream);
 RGPU_API CUresult cuMemFreeHost(void *p);
@@ -282,6 +283,7 @@ RGPU_API CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p);
 RGPU_API CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags);
 RGPU_API CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags);
 RGPU_API CUresult cuMemHostUnregister(void *p);
+RGPU_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType);
 RGPU_API CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 RGPU_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps);
 RGPU_API CUresult cuMemPoolDestroy(CUmemoryPool pool);

@@ -85,9 +85,13 @@ CUresult import_memory(Context& context, const IpcToken& token, Imported& found,
   call.address = found.room;
   call.size = span;
   call.device = device;
-  call.token = {token.bytes.data(), token.bytes.size()};
+  call.token = {token.bytes.data(), IpcToken::kSize};
   if (CUresult r = await(call); r) {
     forget_room(found.room);
+    if (r == CUDA_ERROR_INVALID_VALUE)
+      log_once("handle that opens nothing",
+               "cuIpcOpenMemHandle: the handle opens nothing here: it was freed or changed, or is not of a session of the "
+               "same user on the same node and device; NCCL across sessions needs gangs or RGPU_NCCL=calls");
     return r;
   }
   address = found.room + (token.number() - first);

@@ -124,7 +124,7 @@ CUresult cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle) {
   wire::EventImport call{};
   call.event = made->number = next_number();
   call.context = context->number;
-  call.token = {token.bytes.data(), token.bytes.size()};
+  call.token = {token.bytes.data(), IpcToken::kSize};
   if (CUresult r = await(call); r) return api_.leave(r);
   void* enrolled = enroll(std::move(made));
   if (!enrolled) return api_.leave(CUDA_ERROR_OUT_OF_MEMORY);

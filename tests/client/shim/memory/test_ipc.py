@@ -6,6 +6,7 @@ import textwrap
 
 from rgpu.session.objects import handle_tokens
 from rgpu.session.objects.handle_tokens import Token, TokenKind
+from tests.client.shim.memory.test_virtual_memory import VMM
 
 GRANULE = 2 << 20
 IPC = """
@@ -123,3 +124,56 @@ def test_records_of_an_event_that_others_know_are_awaited(agent, program):
                      "event_record", "event_mark", "applied", "event_import", "imported_event_query",
                      "imported_event_wait", "applied", "imported_event_synchronize", "event_unimport"]
     assert [one.flags for one in agent.args("event_create")] == [2, 2], "other processes do not have the driver's own"
+
+
+def test_a_handle_goes_out_and_comes_in_by_descriptor(agent, program):
+    there = 0x2000_0000_0000 + 9 * GRANULE
+    told = program(agent, VMM + code(f"""
+        import os
+        context()
+        PROP.handles = 1
+        G = 2 << 20
+
+        def export(handle, kind=1):
+            fd = c.c_int(-1)
+            return cu.cuMemExportToShareableHandle(c.byref(fd), U64(handle), c.c_int(kind), U64(0)), fd.value
+
+        def take(fd, kind=1):
+            handle = U64()
+            return cu.cuMemImportFromShareableHandle(c.byref(handle), P(fd), c.c_int(kind)), handle.value
+
+        handle, at = create(G), reserve(8 * G)
+        tell([export(handle)[0], export(handle, 8)[0], export(77)[0]])
+        ok(map_at(at, G, handle))
+        first, second = export(handle)[1], export(handle)[1]
+        same = os.pread(first, 65, 0) == os.pread(second, 65, 0)
+        tell([same, len(os.pread(first, 65, 0)), take(first) == (0, handle)])
+        ok(cu.cuMemRelease(U64(handle)))
+        free = info()[0]
+        data = bytes({token(there, 2 * GRANULE)})
+        fd = os.memfd_create("token")
+        codes = []
+        for wrong in (data[:-1], data + b"x", bytes(64), bytes({token(there + 512, 2 * GRANULE)}),
+                      bytes({token(there, 4096)}), bytes({token(there, 1 << 62)}),
+                      bytes({token(5, 0, TokenKind.EVENT)})):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, wrong, 0)
+            codes.append(take(fd)[0])
+        reader, _ = os.pipe()
+        tell(codes + [take(reader)[0], take(-1)[0], take(first, 8)[0]])
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, data, 0)
+        result, came = take(fd)
+        tell([result, take(fd) == (0, came), info()[0] == free])
+        ok(cu.cuMemRelease(U64(came)))
+        tell([map_at(at + G, G, came), map_at(at, 2 * G, came), map_at(at + G, 2 * G, came),
+              map_at(at + 4 * G, 2 * G, came)])
+        ok(cu.cuMemsetD8_v2(U64(at + G), 5, SIZE(2 * G)))
+        ok(cu.cuMemRelease(U64(came)))
+        tell([unmap(at + G, 2 * G), unmap(at + 4 * G, 2 * G), info()[0] == free, map_at(at + G, 2 * G, came)])
+        """)).end()
+    assert told == [[801, 1, 1], [True, 64, True], [1] * 10, [0, True, True], [801, 1, 0, 0], [0, 0, True, 1]]
+    imports = agent.args("memory_import")
+    assert len(imports) == 3 and len({one.address for one in imports}) == 3
+    assert sorted(one.address for one in agent.args("memory_unimport")) == sorted(one.address for one in imports)
+    assert len(agent.args("memory_export")) == 1
