@@ -106,6 +106,30 @@ class Device(Protocol):
     def unalias(self, address: int, size: int) -> None:
         """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
 
+    def share(self, address: int, size: int) -> list[tuple[int, int]]:
+        """Let the mappings that hold an allocation be memory that other workers can map; (address, bytes) of each.
+
+        Raises :class:`DeviceError`: INVALID_VALUE where no allocation is that, NOT_READY where work uses it.
+        """
+
+    def allocated(self, address: int, size: int) -> bool:
+        """Tell whether that is an allocation, as it was made. For any thread."""
+
+    def shared(self, address: int, size: int) -> int:
+        """Return a descriptor, the caller's, of the memory of a mapping that was shared. For any thread.
+
+        Raises :class:`DeviceError`: it is gone.
+        """
+
+    def map_shared(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
+        """Map memory of other workers', (descriptor, bytes) of each piece, one behind the other from ``address`` on.
+
+        It is no region of this session's. Raises :class:`DeviceError`.
+        """
+
+    def unmap_shared(self, address: int) -> None:
+        """Take away what was mapped so, in which nothing valid lies. Raises :class:`DeviceError`."""
+
     def move_mapping(self, address: int, size: int, to: int) -> None:
         """Give a mapping, which nothing valid lies in, the address ``to``; its bytes and aliases stay.
 

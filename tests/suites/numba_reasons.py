@@ -16,9 +16,6 @@ class Known:
 
 
 KNOWN: tuple[Known, ...] = (
-    Known("IPC of device memory is refused", (
-        "cudapy.test_ipc.TestIpcMemory.*", "cudapy.test_ipc.TestIpcStaged.*",
-    )),
     Known("a warning that nvJitLink is missing comes where the test wants none (once a process, at its first link); "
           "with nvJitLink the cpu device would get machine code", (
               "cudapy.test_debug.TestDebugOutput.test_dump_assembly",

@@ -157,6 +157,8 @@ class Incoming:
             shipper.release()
         elif kind in ("moved", "fenced", "ended"):
             shipper.feed(at.Noticed(link.number, kind, epoch, str(notice.get("reason") or ""), time.monotonic()))
+        elif kind == "shared":
+            shipper.upkeep.shared(str(notice.get("peer"))[:100])
         elif kind == "control":
             shipper.desk.nodes.told(notice.get("address"), notice.get("public"))
         else:

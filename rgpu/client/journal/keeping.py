@@ -66,6 +66,7 @@ class Facts:
     since_request: float = float("inf")
     requesting: bool = False
     attached: bool = True
+    given_up: str = ""  #: why it is not protected, where that is not because the journal was full
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def decide(rules: Rules, facts: Facts) -> Decision:
     full = full_reason(rules, facts)
     if not facts.protected and rules.recover:
         return Decision(False, "", Exposure.UNPROTECTED,
-                        "the journal was full: the session can be moved, but not recovered")
+                        facts.given_up or "the journal was full: the session can be moved, but not recovered")
     if full and facts.full_seconds >= FULL_SECONDS:
         if rules.recover and rules.on_full == "unprotected":
             return Decision(False, "", Exposure.UNPROTECTED,

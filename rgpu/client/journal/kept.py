@@ -59,6 +59,7 @@ class Journal:
         self.contents = Contents()  #: the module binaries among them
         self.first_seq = 1  #: oldest call kept
         self.protected = policy.recover  #: False for good once `unprotected` dropped something
+        self.given_up = ""  #: why recovery was given up, where it was not because the journal was full
         self.memory_bytes = 0
         self.filed_bytes = 0
         self.total_bytes = 0  #: of all calls ever published
@@ -302,9 +303,12 @@ class Journal:
             offset += run.size
         file.settle()
 
-    def unprotect(self) -> None:
-        """Give recovery up: from now on what the worker applied is dropped (policy ``unprotected``)."""
+    def unprotect(self, why: str = "") -> None:
+        """Give recovery up: from now on what the worker applied is dropped. ``why``: empty for the policy
+        ``unprotected``.
+        """
         self.protected = False
+        self.given_up = self.given_up or why
 
     def close(self, keep_files: bool) -> None:
         """Unmap everything; journal files stay only if asked."""

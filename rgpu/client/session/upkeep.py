@@ -101,7 +101,8 @@ class Upkeep:
         held = journal.held_bytes
         return Facts(held, held + journal.filed_bytes, calls, journal.protected, full,
                      now - self._covered_at, self._rate.predict(calls), journal.spill_error, self._store_error,
-                     now - self._requested, self._checkpointing, self._shipper.link is not None)
+                     now - self._requested, self._checkpointing, self._shipper.link is not None,
+                     given_up=journal.given_up)
 
     def tell_state(self) -> None:
         """Tell the shim when it shall stop publishing, and when it may go on; ask for a checkpoint when one is due."""
@@ -127,6 +128,16 @@ class Upkeep:
         if state != self._state:
             self._state = state
             shipper.peer.state(*state)
+
+    def shared(self, peer: str) -> None:
+        """Device memory is shared with that session: no journal brings this one back, so none is kept from here on."""
+        shipper, journal = self._shipper, self._shipper.journal
+        if journal.given_up or not journal.policy.recover:
+            return
+        journal.unprotect(f"it shares device memory with session {peer}: it can be neither moved nor recovered")
+        journal.applied(shipper.shipping.acknowledged, shipper.cursor)
+        shipper.release()
+        self.tell_state()
 
     def _ask_for_checkpoint(self, now: float, why: str) -> None:
         self._checkpointing, self._requested = True, now

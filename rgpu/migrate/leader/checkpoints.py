@@ -129,6 +129,8 @@ def _chosen(record: SessionRecord, checkpoint: str, position: int | None) -> Che
                       f"{record.journal_from} was cut: a live program cannot be rolled back", image=checkpoint)
     if not record.recover:
         raise Refused(f"{name} runs with --recover off: no journal is kept that could follow a checkpoint")
+    if record.shares:
+        raise Refused(f"{name} shares device memory with {', '.join(record.shares[-4:])}: it cannot go back alone")
     return chosen
 
 

@@ -99,6 +99,7 @@ class Coordinator:
         self.move_abort, self.move_status, self.moves = self.moving.abort, self.moving.status, self.moving.under_way
         self.worker_died, self.unreachable = self.owner_loss.worker_died, self.owner_loss.unreachable
         self.agent_silent, self.gather = self.silence.told, self.rendezvous.gather
+        self.shares = self.owner_loss.shares
         self.checkpoint, self.restore = self.checkpoints.write, self.restoring.restore
         self.end, self.cordon = self.endings.end, self.hosts.set_state
         self.resume_unfinished, self.prune = self.resuming.resume_unfinished, self.housekeeping.prune

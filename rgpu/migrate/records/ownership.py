@@ -18,6 +18,7 @@ move_ready     leader            moving, preparing             moving, move read
 commit         leader            moving, ready                 running, destination owns, epoch + 1
 abort          leader or source  moving                        running, move aborted
 clear_move     leader            running, move decided         running, no move
+share          leader            running                       same, with whom it shares memory
 silence        leader            running                       same, since when its client's host is silent
 publish_image  leader or owner   running, moving               same, checkpoint named
 adopt          owner's host      any live state                same, the owner's new incarnation
@@ -43,6 +44,7 @@ from rgpu.migrate.records import losses
 from rgpu.migrate.records.keys import LEADER, history_key, node_key, queue_key, session_key
 from rgpu.migrate.records.schema import (
     MAX_OLDER,
+    MAX_SHARES,
     MAX_TEXT,
     CheckpointName,
     Failure,
@@ -70,6 +72,7 @@ FROM: dict[str, frozenset[str | None]] = {
     "abort": frozenset({"moving"}),
     "clear_move": frozenset({"running"}),
     "silence": frozenset({"running"}),
+    "share": frozenset({"running"}),
     "publish_image": frozenset({"running", "moving"}),
     "adopt": frozenset({"starting", "running", "moving", "recovering"}),
     "park": frozenset({"running"}),
@@ -177,6 +180,8 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
     if checkpoint is not None and checkpoint.position < old.journal_from:
         raise Refused(f"checkpoint {checkpoint.name} stands at position {checkpoint.position}, and the journal before "
                       f"{old.journal_from} was cut: a live program cannot be rolled back", image=checkpoint.name)
+    if old.shares:
+        raise Refused(f"{old.name} {why_shared(old)}")
     failures = old.failures
     if failure is not None:
         failures = losses.count_failure(old, failure)
@@ -283,6 +288,18 @@ def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason
     return _decide("adopt", held, changed, None, now, reason)
 
 
+def share(held: Held, *, epoch: int, host: str, peer: str, leader: Leader, now: float) -> Decision:
+    """It shares memory with ``peer``, one more session of its user. Raises :class:`Refused` for too many."""
+    _check("share", held, epoch)
+    old = held.record
+    if old.owner != host:
+        raise Fenced(f"{host} does not own {old.name}; {old.owner} does")
+    if peer not in old.shares and len(old.shares) >= MAX_SHARES:
+        raise Refused(f"{old.name} shares memory with {MAX_SHARES} sessions, which are as many as one may")
+    record = old.replace(shares=[*(name for name in old.shares if name != peer), peer])
+    return _decide("share", held, record, leader, now, f"it shares device memory with {peer}")
+
+
 def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str,
          store: str = "") -> Decision:
     """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
@@ -294,6 +311,8 @@ def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, rea
     """
     _check("park", held, epoch)
     old = held.record
+    if old.shares:
+        raise Refused(f"{old.name} cannot be parked: it {why_shared(old)}")
     if not old.recover or old.checkpoint is None:
         raise Refused(f"{old.name} cannot be parked: "
                       f"{'it runs with --recover off' if not old.recover else 'it has no checkpoint'}")
@@ -329,6 +348,12 @@ def end(held: Held, *, leader: Leader, now: float, reason: str, exit_code: int |
     record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason,
                                  parked=None, ended=now, exit_code=exit_code)
     return _decide("end", held, record, leader, now, reason)
+
+
+def why_shared(record: SessionRecord) -> str:
+    """Why a session that shares memory is not brought back."""
+    return (f"shares device memory with {', '.join(record.shares[-4:])} (CUDA IPC), and what several sessions wrote to "
+            "it cannot be replayed: all of them end")
 
 
 # -- the registry as a whole ----------------------------------------------------------

@@ -22,6 +22,7 @@ MAX_RECORD = 256 * 1024  #: bytes of one encoded record
 MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
+MAX_SHARES = 64  #: sessions that one shares memory with, in all its life
 MAX_PRIORITY = 1000
 MOST_KERNEL_SECONDS = 10_000_000
 
@@ -254,6 +255,13 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     gang: Annotated[str, Meta(max_length=64)] = ""  #: that it is a member of; empty: of none, as the version before
     rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0  #: its first rank in the gang
     proves_key: bool = False
+    #: sessions that it shares device memory with, or did: it cannot be brought back by itself
+    shares: Annotated[list[Name], Meta(max_length=MAX_SHARES)] = []
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether it may be brought back after its worker was lost."""
+        return self.recover and not self.shares
 
     @property
     def journal_from(self) -> int:

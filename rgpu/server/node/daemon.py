@@ -75,6 +75,7 @@ from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
+from rgpu.server.node.sharing import SharedMemory
 from rgpu.server.node.state_file import Reserve, hold_name, write_state
 from rgpu.server.node.store.checkpoint_quota import CheckpointQuota
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
@@ -221,7 +222,8 @@ class Daemon:
         self.endings = Endings(self.identity.directory, self.held, self.link.ask, self.memory.recall, self.background)
         deaths = WorkerDeaths(self.held, self.reports, self.background, self.metrics, self.examining)
         self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background,
-                                   RankLinks(self.held, self.records, self.secrets, self.gate.user_of))
+                                   RankLinks(self.held, self.records, self.secrets, self.gate.user_of),
+                                   SharedMemory(self.held, self.records, self.link.ask, self.gate.user_of))
 
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""

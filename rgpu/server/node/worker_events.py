@@ -19,6 +19,7 @@ from rgpu.server.node.rank_links import RankLinks
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.sessions.worker_exits import END_SECONDS
+from rgpu.server.node.sharing import SharedMemory
 from rgpu.session.devices import parts
 
 log = structlog.get_logger(__name__)
@@ -66,16 +67,26 @@ class WorkerDeaths:
         handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
 
+    async def severed(self, session: str, values: dict[str, Any]) -> None:
+        """``values``: {pid, peer}: the worker of a session that it shares memory with was lost, so it ends as well."""
+        pid, peer = int(values["pid"]), str(values["peer"])
+        handle = self._held.handle(session)
+        if handle is not None and handle.pid == pid:
+            self._faults[pid] = f": it shared device memory with session {peer}, whose worker was lost"
+            handle.kill()
+
+
 class WorkerEvents:
     """One handler for each event; others are left out."""
 
     def __init__(self, deaths: WorkerDeaths, reconciler: Reconciler, endings: Endings, progress: MoveProgress,
-                 background: Background, ranks: RankLinks) -> None:
-        self._ranks = ranks
+                 background: Background, ranks: RankLinks, sharing: SharedMemory) -> None:
+        self._ranks, self._sharing = ranks, sharing
         self._reconciler, self._endings, self._progress, self._background = reconciler, endings, progress, background
         self._handlers: dict[str, Event] = {
             "died": deaths.died, "fault": deaths.faulted, "progress": self._moved_on, "withdraw": self._withdraw,
-            "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial}
+            "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial,
+            "share_open": self._share, "severed": deaths.severed}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker's handle noticed or was told."""
@@ -88,6 +99,9 @@ class WorkerEvents:
 
     async def _dial(self, session: str, values: dict[str, Any]) -> None:
         self._background.spawn(self._ranks.dial(session, values))
+
+    async def _share(self, session: str, values: dict[str, Any]) -> None:
+        self._background.spawn(self._sharing.open(session, values))
 
     async def _withdraw(self, session: str, values: dict[str, Any]) -> None:
         """Of a move's source, whose promised downtime has run out."""

@@ -53,6 +53,7 @@ from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
+from rgpu.server.worker.sharing.sharing import Sharing
 from rgpu.server.worker.tasks import Tasks
 from rgpu.session.devices import parts
 from rgpu.session.effects import Kind
@@ -67,7 +68,7 @@ log = structlog.get_logger(__name__)
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: Requests that come with descriptors.
 WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
-                              "ranks_link", "ranks_serve"})
+                              "ranks_link", "ranks_serve", "share_serve", "share_link"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -106,6 +107,8 @@ class Worker:
                                "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
                            lambda: self.state == "incoming")
         device.reach_ranks(self.ranks)
+        self.runtime.share(Sharing(session, self._ask_for_tie, lambda: self.state != "running" or self.runtime.paused,
+                                   self._shares, self._severed))
         self.tasks = Tasks(self)
         self.limiter = Limiter(self.runtime)
         self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
@@ -244,6 +247,8 @@ class Worker:
             if old is not None:
                 old.close()
             link.start()
+            for peer in self.runtime.sharing.peers:
+                link.notice("shared", peer=peer)
 
     def do_lane(self, fds: list[int], handover: bytes) -> None:
         """A further connection of the agent that is attached."""
@@ -298,7 +303,8 @@ class Worker:
                 "silent_s": self.silent(), "had_agent": self._had_agent,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
-                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.pins(),
+                "sharing": runtime.sharing.describe(),
                 "communicators": runtime.device.communicators(), "ranks": self.ranks.describe(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.modules.figures.as_dict(),
@@ -319,6 +325,46 @@ class Worker:
     def do_ranks_gone(self, peer: str, reason: str) -> None:
         """The session ``peer`` is over, or not this user's."""
         self.ranks.gone(peer, reason)
+
+    # -- memory that several sessions have -------------------------------------------------
+    def _ask_for_tie(self, number: int, token: bytes) -> bool:
+        """Have the daemon bring a tie to the session that made the token; whether there is a daemon."""
+        if self.state != "running":
+            raise Refused(f"the session is {self.state} here")
+        if self.channel is None:
+            return False
+        self.report("share_open", pid=os.getpid(), number=number, token=token)
+        return True
+
+    def do_share_serve(self, fds: list[int], peer: str) -> None:
+        """One end of a tie: the worker of ``peer``, a session of the same user, opens something of this one's."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
+        self.runtime.sharing.serve(fds[0], peer)
+
+    def do_share_link(self, fds: list[int], number: int, peer: str) -> None:
+        """The other end: what was asked for by ``number``."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
+        self.runtime.sharing.linked(fds[0], number, peer)
+
+    def do_share_denied(self, number: int, reason: str) -> None:
+        """Note that this session is denied what was asked for by ``number``."""
+        self.runtime.sharing.denied(number, reason)
+
+    def _shares(self, peer: str) -> None:
+        """From here on no journal can bring the session back: its agent need not keep one."""
+        log.info("memory or an event is shared with another session", peer=peer)
+        with self._lock:
+            if self.link is not None:
+                self.link.notice("shared", peer=peer)
+
+    def _severed(self, peer: str) -> None:
+        """What another session wrote is lost with its worker: this one has no consistent state any more, and ends."""
+        self.report("severed", pid=os.getpid(), peer=peer)
+        time.sleep(FAULT_SECONDS)
+        log.error("no daemon ended the worker after one that it shares memory with was lost: it ends", peer=peer)
+        end_process()
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -402,6 +448,8 @@ class Worker:
             self.state = "over"
             link, self.link = self.link, None
         self.runtime.effect(Kind.OVER, reason)
+        if reason not in ELSEWHERE:
+            self.runtime.sharing.over()
         self.tasks.give_way(f"the session is not this worker's any more ({reason})")
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)

@@ -15,7 +15,7 @@ from rgpu.session.errors import Refused
 
 def check_whole(runtime: SessionRuntime) -> None:
     """Raise :class:`Refused` where something of the session cannot be read: what is made of its state would lack it."""
-    if pins := runtime.device.pins():
+    if pins := runtime.pins():
         raise Refused(f"a checkpoint or a move would not hold all of the session: {'; '.join(pins)}")
 
 

@@ -414,6 +414,72 @@ class CollectiveGroup(NamedTuple):
     operations: bytes
 
 
+class MemoryExport(NamedTuple):
+    address: int
+    size: int
+    secret: bytes
+
+
+class MemoryExportReply(NamedTuple):
+    token: bytes
+
+
+class MemoryImport(NamedTuple):
+    address: int
+    size: int
+    device: int
+    token: bytes
+
+
+class MemoryUnimport(NamedTuple):
+    address: int
+
+
+class EventExport(NamedTuple):
+    event: int
+    context: int
+    secret: bytes
+
+
+class EventExportReply(NamedTuple):
+    token: bytes
+
+
+class EventMark(NamedTuple):
+    event: int
+
+
+class EventImport(NamedTuple):
+    event: int
+    context: int
+    token: bytes
+
+
+class EventUnimport(NamedTuple):
+    event: int
+
+
+class ImportedEventWait(NamedTuple):
+    stream: int
+    event: int
+
+
+class ImportedEventSynchronize(NamedTuple):
+    event: int
+
+
+class ImportedEventQuery(NamedTuple):
+    event: int
+
+
+class ImportedEventQueryReply(NamedTuple):
+    complete: int
+
+
+class Applied(NamedTuple):
+    pass
+
+
 class Timed(NamedTuple):
     call: int
     stream: int
@@ -484,4 +550,15 @@ register(102, "memory_move", Layout(MemoryMove, "<QQQ", 0), None)
 register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 2), None)
 register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
 register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
+register(120, "memory_export", Layout(MemoryExport, "<QQ", 1), Layout(MemoryExportReply, "<", 1))
+register(121, "memory_import", Layout(MemoryImport, "<QQi", 1), None)
+register(122, "memory_unimport", Layout(MemoryUnimport, "<Q", 0), None)
+register(123, "event_export", Layout(EventExport, "<QQ", 1), Layout(EventExportReply, "<", 1))
+register(124, "event_mark", Layout(EventMark, "<Q", 0), None)
+register(125, "event_import", Layout(EventImport, "<QQ", 1), None)
+register(126, "event_unimport", Layout(EventUnimport, "<Q", 0), None)
+register(127, "imported_event_wait", Layout(ImportedEventWait, "<QQ", 0), None)
+register(128, "imported_event_synchronize", Layout(ImportedEventSynchronize, "<Q", 0), None)
+register(129, "imported_event_query", Layout(ImportedEventQuery, "<Q", 0), Layout(ImportedEventQueryReply, "<B", 0))
+register(130, "applied", Layout(Applied, "<", 0), None)
 register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

@@ -199,6 +199,31 @@ CALLS: tuple[Call, ...] = (
     Call(112, "collective_group", A, E.WRITES, _args("stream:stream operations:blob"),
          doc="All between ncclGroupStart and ncclGroupEnd, or one collective; stream: the first operation's. "
              "operations: docs/developers/objects/collectives.md."),
+    Call(120, "memory_export", S, E.CREATES, _args("address:addr size:u64 secret:blob"), _args("token:blob"),
+         object_kind="export",
+         doc="cuIpcGetMemHandle of the allocation at `address`: other sessions may map it who show the token, which "
+             "holds the 16 random bytes of `secret`. It ends with the allocation."),
+    Call(121, "memory_import", S, E.CREATES, _args("address:addr size:u64 device:i32 token:blob"),
+         object_kind="import",
+         doc="cuIpcOpenMemHandle: the mappings that hold another session's allocation stand at `address`, `size` bytes "
+             "in all; what of them may be used says a memory_allocate."),
+    Call(122, "memory_unimport", A, E.DESTROYS, _args("address:addr"), object_kind="import",
+         doc="cuIpcCloseMemHandle, when no unfinished work uses it and nothing is allocated there."),
+    Call(123, "event_export", S, E.CREATES, _args("event:event context:context secret:blob"), _args("token:blob"),
+         object_kind="event_export",
+         doc="cuIpcGetEventHandle: other sessions may wait for the event who show the token. Ends with the event."),
+    Call(124, "event_mark", A, E.NONE, _args("event:event"),
+         doc="Follows event_export, and each event_record of an exported event: once it is applied, who waits for the "
+             "event elsewhere waits for that record."),
+    Call(125, "event_import", S, E.CREATES, _args("event:event context:context token:blob"),
+         object_kind="event_import", doc="cuIpcOpenEventHandle: another session's event, with a number of this one's."),
+    Call(126, "event_unimport", A, E.DESTROYS, _args("event:event"), object_kind="event_import"),
+    Call(127, "imported_event_wait", A, E.NONE, _args("stream:stream event:event"),
+         doc="The stream waits for the record that is the last one marked when this is applied."),
+    Call(128, "imported_event_synchronize", W, E.NONE, _args("event:event")),
+    Call(129, "imported_event_query", S, E.NONE, _args("event:event"), _args("complete:u8"), volatile=True),
+    Call(130, "applied", S, E.NONE,
+         doc="Answered when all calls before it have been applied; says nothing of their work."),
     Call(160, "timed", W, E.WRITES, _args("call:u16 stream:stream arguments:blob"), _args("times:blob"), payload=True,
          reply_payload=True, volatile=True,
          doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; "

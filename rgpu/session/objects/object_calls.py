@@ -119,6 +119,24 @@ def _memory_free(table: ObjectTable, record: Record, args: Any) -> None:
         table.end_memory(args.address)
 
 
+def _memory_export(table: ObjectTable, record: Record, args: Any) -> None:
+    memory = table.live("memory", args.address)
+    if memory is not None and memory.args.size == args.size:
+        table.create("export", args.address, record)
+
+
+def _memory_import(table: ObjectTable, record: Record, args: Any) -> None:
+    if not table.current.keys() & {("mapping", args.address), ("alias", args.address)}:
+        table.create("import", args.address, record)
+
+
+def _memory_unimport(table: ObjectTable, record: Record, args: Any) -> None:
+    if (item := table.live("import", args.address)) is not None:
+        size = item.args.size
+        table.forget(item)
+        table.end_memory_in(args.address, size)
+
+
 def _module_load(table: ObjectTable, record: Record, args: Any, digest: bytes = b"") -> None:
     if item := table.create("module", args.module, record, args.context):
         table.hold_contents(item, record.payload, digest)
@@ -141,6 +159,21 @@ def _stream_create(table: ObjectTable, record: Record, args: Any) -> None:
 
 def _event_create(table: ObjectTable, record: Record, args: Any) -> None:
     table.create("event", args.event, record, args.context)
+
+
+def _event_destroy(table: ObjectTable, record: Record, args: Any) -> None:
+    for kind in ("event_export", "event"):
+        if item := table.live(kind, args.event):
+            table.forget(item)
+
+
+def _event_export(table: ObjectTable, record: Record, args: Any) -> None:
+    if table.live("event", args.event) is not None:
+        table.create("event_export", args.event, record, args.context)
+
+
+def _event_import(table: ObjectTable, record: Record, args: Any) -> None:
+    table.create("event_import", args.event, record, args.context)
 
 
 def _graph_instantiate(table: ObjectTable, record: Record, args: Any) -> None:
@@ -200,6 +233,9 @@ HANDLERS: dict[int, Callable[[ObjectTable, Record, Any], None]] = {
         "memory_alias": _memory_alias,
         "memory_unalias": _memory_unalias,
         "memory_move": _memory_move,
+        "memory_export": _memory_export,
+        "memory_import": _memory_import,
+        "memory_unimport": _memory_unimport,
         "memory_allocate": _memory_allocate,
         "memory_free": _memory_free,
         "memory_free_wait": _memory_free,
@@ -209,7 +245,10 @@ HANDLERS: dict[int, Callable[[ObjectTable, Record, Any], None]] = {
         "stream_create": _stream_create,
         "stream_destroy": _destroy_simple,
         "event_create": _event_create,
-        "event_destroy": _destroy_simple,
+        "event_destroy": _event_destroy,
+        "event_export": _event_export,
+        "event_import": _event_import,
+        "event_unimport": _destroy_simple,
         "graph_instantiate": _graph_instantiate,
         "graph_exec_update": _graph_exec_update,
         "graph_exec_destroy": _destroy_simple,

@@ -149,7 +149,9 @@ class ObjectTable:
             insort(self._starts, address)
 
     def end_memory(self, address: int) -> None:
-        """Forget a live allocation."""
+        """Forget a live allocation, and that other sessions may map it."""
+        if exported := self.live("export", address):
+            self.forget(exported)
         self.forget(self.objects[self.current["memory", address]])
         del self._starts[bisect_left(self._starts, address)]
 

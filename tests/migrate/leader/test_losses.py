@@ -62,6 +62,33 @@ def test_late_news_of_an_old_worker_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_session_that_shares_memory_is_not_brought_back_alone(tmp_path: Path) -> None:
+    """Nor moved back to a checkpoint; what its record says outlives the node that said it."""
+    async def test(w: World) -> None:
+        for name in ("s", "t"):
+            await w.session(name)
+        with pytest.raises(Fenced):
+            await w.coordinator.shares("s", "b", epoch=1, peer="t")
+        with pytest.raises(Fenced):
+            await w.coordinator.shares("s", "a", epoch=2, peer="t")
+        await w.coordinator.checkpoint("s")
+        for _ in range(2):
+            await w.coordinator.shares("s", "a", epoch=1, peer="t")
+        record = await w.pool.record("s")
+        assert record.shares == ["t"] and not record.recoverable and record.checkpoint is not None
+        with pytest.raises(Refused, match="shares device memory with t"):
+            await w.coordinator.restore(record.checkpoint.name, "s", position=record.checkpoint.position)
+        assert (await w.pool.record("s")).state == "running"
+        del w.pool.nodes["a"].workers["s"]
+        await w.coordinator.worker_died("s", "a", epoch=1, reason="signal 9")
+        record = await w.pool.record("s")
+        assert record.state == "failed" and "shares device memory with t (CUDA IPC)" in record.reason
+        assert "signal 9" in record.reason
+        assert (await w.pool.record("t")).state == "running", "its node says when it ends as well"
+
+    run(tmp_path, test)
+
+
 def test_without_a_journal_there_is_no_way_back(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s", recover=False)

@@ -2,6 +2,7 @@
 // fake_loads_wait(1) unregistering memory waits for all streams, as it may on a real driver.
 #include "driver.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,6 +83,15 @@ API Result cuMemMap(Ptr at, size_t size, size_t offset, unsigned long long handl
     return got == reinterpret_cast<void *>(at) ? 0 : 2;
 }
 API Result cuMemUnmap(Ptr at, size_t size) { return munmap(reinterpret_cast<void *>(at), size) ? 1 : 0; }
+API Result cuMemExportToShareableHandle(void *out, unsigned long long handle, int type, unsigned long long flags) {
+    if (type != 1 || flags) return 1;
+    *static_cast<int *>(out) = fcntl(static_cast<int>(handle), F_DUPFD_CLOEXEC, 3);
+    return *static_cast<int *>(out) < 0 ? 1 : 0;
+}
+API Result cuMemImportFromShareableHandle(unsigned long long *handle, void *shared, int type) {
+    const int fd = type == 1 ? fcntl(static_cast<int>(reinterpret_cast<intptr_t>(shared)), F_DUPFD_CLOEXEC, 3) : -1;
+    return fd < 0 ? 1 : (*handle = static_cast<unsigned long long>(fd), 0);
+}
 API Result cuMemSetAccess(Ptr, size_t, const void *, size_t) { return 0; }
 
 API Result cuMemHostAlloc(void **at, size_t size, unsigned) {

@@ -24,7 +24,7 @@ from rgpu.session import facts
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.journal.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
-from rgpu.session.objects import graphs, module_table
+from rgpu.session.objects import graphs, handle_tokens, module_table
 from tests.support.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
@@ -338,10 +338,12 @@ class FakeAgent:
             return
         if stream is not None:
             self._given[stream] = record.seq
-        if call.name in ("memory_map", "host_allocate"):
+        if call.name in ("memory_map", "memory_import", "host_allocate"):
             self._memory[args.address] = bytearray(args.size)
         elif call.name == "memory_unmap":
             assert len(self._memory.pop(args.address)) == args.size
+        elif call.name == "memory_unimport":
+            del self._memory[args.address]
         elif call.name == "memory_alias":
             self._memory[args.address] = self._memory[args.source]
         elif call.name == "memory_unalias":
@@ -434,6 +436,13 @@ class FakeAgent:
             reply = decoders.encode_reply("cluster_occupancy", value=100 + args.form + 10 * args.cluster_x)
         elif call.name == "texture_create":
             reply = decoders.encode_reply("texture_create", handle=args.texture << 20 | 7)
+        elif call.name in ("memory_export", "event_export"):
+            kind, number, size = (handle_tokens.TokenKind.MEMORY, args.address, args.size) \
+                if call.name == "memory_export" else (handle_tokens.TokenKind.EVENT, args.event, 0)
+            reply = decoders.encode_reply(call.name, token=handle_tokens.encode(handle_tokens.Token(
+                kind, bytes(args.secret), bytes(8), number, size)))
+        elif call.name == "imported_event_query":
+            reply = decoders.encode_reply(call.name, complete=0)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
         if call.answer is Answer.WAIT and self.texts:

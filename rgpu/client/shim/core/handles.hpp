@@ -82,6 +82,8 @@ struct Event : Object {
   std::uint64_t record = 0;      // seq of the last event_record, 0: never recorded
   std::uint64_t stream = 0;      // number of the stream it was recorded on
   std::uint64_t seen = 0;        // record that the program knows complete
+  bool exported = false;         // other processes may wait for it: ipc_event.cpp
+  bool imported = false;         // another process's; set once, before anybody has the handle
 };
 
 struct Parameter {

@@ -53,14 +53,10 @@ void log_once(const std::string& key, const char* format, ...) {
 
 void log_unsupported(const char* name) {
   report_unsupported(name);
-  // Whoever shares memory with another process is nearly always NCCL at its start: one line, for all of them.
-  const std::string_view called = name;
-  for (std::string_view start : {"cuIpc", "cuMemExportToShareable", "cuMemImportFromShareable", "cuMemPoolExport",
-                                 "cuMemPoolImport"}) {
+  const std::string_view called = name;  // one line for all ways by which a pool is shared
+  for (std::string_view start : {"cuMemPoolExport", "cuMemPoolImport"}) {
     if (!called.starts_with(start)) continue;
-    log_once("between processes",
-             "%s: GPU memory cannot be shared between processes, so NCCL with several processes (torchrun) is not "
-             "supported across sessions yet; run one process with several devices", name);
+    log_once("between processes", "%s: memory of pools cannot be shared between processes; that of cudaMalloc can", name);
     return;
   }
   log_once(std::string("unsupported ") + name, "%s is not supported: it returns CUDA_ERROR_NOT_SUPPORTED", name);

@@ -216,7 +216,12 @@ RGPU_API CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, un
 RGPU_API CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream);
 RGPU_API CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream);
 RGPU_API CUresult cuInit(unsigned int Flags);
+RGPU_API CUresult cuIpcCloseMemHandle(CUdeviceptr dptr);
+RGPU_API CUresult cuIpcGetEventHandle(CUipcEventHandle *pHandle, CUevent event);
 RGPU_API CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr);
+RGPU_API CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle);
+RGPU_API CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
+RGPU_API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags);
 RGPU_API CUresult cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev);
 RGPU_API CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel);
 RGPU_API CUresult cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel);
@@ -262,6 +267,7 @@ RGPU_API CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned
 RGPU_API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, unsigned int ElementSizeBytes);
 RGPU_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize);
 RGPU_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
+RGPU_API CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, unsigned long long flags);
 RGPU_API CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
 RGPU_API CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream);
 RGPU_API CUresult cuMemFreeHost(void *p);
@@ -277,6 +283,7 @@ RGPU_API CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p);
 RGPU_API CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags);
 RGPU_API CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags);
 RGPU_API CUresult cuMemHostUnregister(void *p);
+RGPU_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType);
 RGPU_API CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
 RGPU_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps);
 RGPU_API CUresult cuMemPoolDestroy(CUmemoryPool pool);

@@ -313,6 +313,9 @@ enum CUevent_flags : int {
     CU_EVENT_DISABLE_TIMING = 2,
     CU_EVENT_INTERPROCESS = 4,
 };
+enum CUipcMem_flags : int {
+    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
+};
 enum CUevent_record_flags : int {
     CU_EVENT_RECORD_DEFAULT = 0,
     CU_EVENT_RECORD_EXTERNAL = 1,
@@ -790,6 +793,10 @@ struct CUuuid {
     char bytes[16];
 };
 static_assert(sizeof(CUuuid) == 16);
+struct CUipcEventHandle {
+    char reserved[64];
+};
+static_assert(sizeof(CUipcEventHandle) == 64);
 struct CUipcMemHandle {
     char reserved[64];
 };

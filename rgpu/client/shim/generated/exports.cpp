@@ -109,11 +109,6 @@ RGPU_REFUSED(cuGreenCtxStreamCreate)
 RGPU_REFUSED(cuGreenCtxWaitEvent)
 RGPU_REFUSED(cuImportExternalMemory)
 RGPU_REFUSED(cuImportExternalSemaphore)
-RGPU_REFUSED(cuIpcCloseMemHandle)
-RGPU_REFUSED(cuIpcGetEventHandle)
-RGPU_REFUSED(cuIpcOpenEventHandle)
-RGPU_REFUSED(cuIpcOpenMemHandle)
-RGPU_REFUSED(cuIpcOpenMemHandle_v2)
 RGPU_REFUSED(cuLaunch)
 RGPU_REFUSED(cuLaunchCooperativeKernelMultiDevice)
 RGPU_REFUSED(cuLaunchGrid)
@@ -133,7 +128,6 @@ RGPU_REFUSED(cuMemDiscardAndPrefetchBatchAsync)
 RGPU_REFUSED(cuMemDiscardAndPrefetchBatchAsync_ptsz)
 RGPU_REFUSED(cuMemDiscardBatchAsync)
 RGPU_REFUSED(cuMemDiscardBatchAsync_ptsz)
-RGPU_REFUSED(cuMemExportToShareableHandle)
 RGPU_REFUSED(cuMemFree)
 RGPU_REFUSED(cuMemGetAddressRange)
 RGPU_REFUSED(cuMemGetAttribute)
@@ -143,7 +137,6 @@ RGPU_REFUSED(cuMemGetHandleForAddressRange)
 RGPU_REFUSED(cuMemGetInfo)
 RGPU_REFUSED(cuMemGetMemPool)
 RGPU_REFUSED(cuMemHostGetDevicePointer)
-RGPU_REFUSED(cuMemImportFromShareableHandle)
 RGPU_REFUSED(cuMemMapArrayAsync)
 RGPU_REFUSED(cuMemMapArrayAsync_ptsz)
 RGPU_REFUSED(cuMemPoolExportPointer)
@@ -274,6 +267,7 @@ RGPU_API CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream) {
     rgpu::PerThreadScope scope;
     return cuGraphUpload(hGraph, hStream);
 }
+RGPU_API CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags) { return cuIpcOpenMemHandle_v2(pdptr, handle, Flags); }
 RGPU_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams) {
     rgpu::PerThreadScope scope;
     return cuLaunchCooperativeKernel(f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);

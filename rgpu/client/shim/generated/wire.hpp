@@ -1336,6 +1336,218 @@ struct CollectiveGroup {
     }
 };
 
+struct MemoryExport {
+    uint64_t address{};
+    uint64_t size{};
+    Blob secret{};
+    static constexpr uint16_t id = 120;
+    static constexpr const char *name = "memory_export";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16 + 4 + size_t{secret.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, size);
+        detail::put(out, secret);
+    }
+};
+
+struct MemoryExportReply {
+    Blob token{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, token) && at == end;
+    }
+};
+
+struct MemoryImport {
+    uint64_t address{};
+    uint64_t size{};
+    int32_t device{};
+    Blob token{};
+    static constexpr uint16_t id = 121;
+    static constexpr const char *name = "memory_import";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 20 + 4 + size_t{token.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, size);
+        detail::put(out, device);
+        detail::put(out, token);
+    }
+};
+
+struct MemoryUnimport {
+    uint64_t address{};
+    static constexpr uint16_t id = 122;
+    static constexpr const char *name = "memory_unimport";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+    }
+};
+
+struct EventExport {
+    uint64_t event{};
+    uint64_t context{};
+    Blob secret{};
+    static constexpr uint16_t id = 123;
+    static constexpr const char *name = "event_export";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16 + 4 + size_t{secret.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+        detail::put(out, context);
+        detail::put(out, secret);
+    }
+};
+
+struct EventExportReply {
+    Blob token{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, token) && at == end;
+    }
+};
+
+struct EventMark {
+    uint64_t event{};
+    static constexpr uint16_t id = 124;
+    static constexpr const char *name = "event_mark";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+    }
+};
+
+struct EventImport {
+    uint64_t event{};
+    uint64_t context{};
+    Blob token{};
+    static constexpr uint16_t id = 125;
+    static constexpr const char *name = "event_import";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16 + 4 + size_t{token.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+        detail::put(out, context);
+        detail::put(out, token);
+    }
+};
+
+struct EventUnimport {
+    uint64_t event{};
+    static constexpr uint16_t id = 126;
+    static constexpr const char *name = "event_unimport";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+    }
+};
+
+struct ImportedEventWait {
+    uint64_t stream{};
+    uint64_t event{};
+    static constexpr uint16_t id = 127;
+    static constexpr const char *name = "imported_event_wait";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16; }
+    void write(uint8_t *out) const {
+        detail::put(out, stream);
+        detail::put(out, event);
+    }
+};
+
+struct ImportedEventSynchronize {
+    uint64_t event{};
+    static constexpr uint16_t id = 128;
+    static constexpr const char *name = "imported_event_synchronize";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+    }
+};
+
+struct ImportedEventQuery {
+    uint64_t event{};
+    static constexpr uint16_t id = 129;
+    static constexpr const char *name = "imported_event_query";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = true;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, event);
+    }
+};
+
+struct ImportedEventQueryReply {
+    uint8_t complete{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, complete) && at == end;
+    }
+};
+
+struct Applied {
+    static constexpr uint16_t id = 130;
+    static constexpr const char *name = "applied";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 0; }
+    void write(uint8_t *) const {}
+};
+
 struct Timed {
     uint16_t call{};
     uint64_t stream{};
@@ -1427,6 +1639,17 @@ inline const char *call_name(uint16_t id) {
         case 110: return "communicator_create";
         case 111: return "communicator_destroy";
         case 112: return "collective_group";
+        case 120: return "memory_export";
+        case 121: return "memory_import";
+        case 122: return "memory_unimport";
+        case 123: return "event_export";
+        case 124: return "event_mark";
+        case 125: return "event_import";
+        case 126: return "event_unimport";
+        case 127: return "imported_event_wait";
+        case 128: return "imported_event_synchronize";
+        case 129: return "imported_event_query";
+        case 130: return "applied";
         case 160: return "timed";
         default: return "?";
     }

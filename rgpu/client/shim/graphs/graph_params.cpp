@@ -119,7 +119,13 @@ CUresult batch_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& p, BatchWork& work) {
   return CUDA_SUCCESS;
 }
 
-CUresult event_work(CUevent event) { return find(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+CUresult event_work(CUevent event) {
+  const Event* found = find(event);
+  if (!found) return CUDA_ERROR_INVALID_VALUE;
+  if (!found->imported) return CUDA_SUCCESS;
+  log_once("node of an imported event", "a graph holds no event of another process");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
 
 // `keep`: the work that this replaces, if any. For an embedded graph the copy is made here.
 CUresult any_work(CUgraphNodeParams& params, const Work* keep, Work& work) {

@@ -11,6 +11,7 @@
 #include "array.hpp"
 #include "capturing.hpp"
 #include "device.hpp"
+#include "ipc.hpp"
 #include "managed.hpp"
 #include "session.hpp"
 
@@ -24,6 +25,7 @@ struct Allocated {
   std::uint64_t id = 0;
   bool hidden = false;  // being freed: no pointer into it is valid
   bool managed = false;
+  bool pooled = false;
 };
 
 struct Variable {
@@ -174,7 +176,8 @@ Place place_of(std::uint64_t address) {
     std::shared_lock guard(m.lock);
     if (auto it = holding(m.allocated, address); it != m.allocated.end() && !it->second.hidden) {
       const Allocated& a = it->second;
-      return {Place::Kind::device, it->first, a.size, a.device, a.context, 0, a.id, a.managed};
+      return {Place::Kind::device, it->first, a.size, a.device, a.context, 0, a.id, a.managed, 0, 0,
+              !a.managed && !a.pooled};
     }
     if (auto it = holding(m.variables, address); it != m.variables.end()) {
       Context* context = it->second.context;
@@ -182,6 +185,7 @@ Place place_of(std::uint64_t address) {
               it->second.managed};
     }
   }
+  if (place = imported_place(address); place.kind != Place::Kind::host) return place;
   if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
   if (place = pinned_place(address); place.kind != Place::Kind::host) return place;
   const bool pinned = address >= kPinnedBase && address < kPinnedBase + kPinnedSize;
@@ -236,7 +240,7 @@ CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint
   return check_device(address, span, place);
 }
 
-CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page) {
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page, bool pooled) {
   Memory& m = memory();
   const int device = session_device(context.device);
   for (;;) {
@@ -265,7 +269,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
         wire::MemoryAllocate call{};
         call.address = address = *found;
         call.size = size;
-        m.allocated[*found] = {size, &context, device, m.next_id++, false, page != 0};
+        m.allocated[*found] = {size, &context, device, m.next_id++, false, page != 0, pooled};
         return section.publish(call);
       }
     }
@@ -339,6 +343,7 @@ void untrack_globals(const Module& module) {
 CUresult release_context_objects(Context& context) {
   CUresult result = require() ? CUDA_SUCCESS : wait_for_device(context);
   reclaim_deferred(session_device(context.device));
+  release_imports(context);
   release_textures(context);
   release_arrays(context);
   Memory& m = memory();
@@ -357,6 +362,10 @@ CUresult release_context_objects(Context& context) {
   for_each_object(Kind::event, [&](Object* object) {
     auto* event = static_cast<Event*>(object);
     if (event->context != &context || !retire(event)) return;
+    if (event->imported) {
+      destroy_imported(*event);
+      return;
+    }
     wire::EventDestroy call{};
     call.event = event->number;
     submit(call);

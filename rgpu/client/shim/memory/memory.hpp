@@ -32,6 +32,7 @@ struct Place {
   bool managed = false;              // … of the device, and of the program (managed.hpp)
   std::uint64_t host = 0;            // memory of the CPU: where the program has the byte at `base`
   std::uint64_t mirror = 0;          // … and where kernels have it; 0: nobody asked yet
+  bool exportable = false;           // from cuMemAlloc: other processes may be given it
 
   bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }
 };
@@ -47,7 +48,9 @@ CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint
                            Place* place = nullptr);
 
 // `page`: managed memory: aligned to that, and nothing else lies in its pages.
-CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page = 0);
+// `pooled`: no handle of it for other processes is to be had.
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address, std::uint64_t page = 0,
+                         bool pooled = false);
 // Waits if work is unfinished (SEMANTICS 2).
 CUresult free_device(std::uint64_t address);
 // Takes the allocation out of the program's sight, without freeing it. False: not an allocation's base.

@@ -94,7 +94,7 @@ CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle, con
   std::uint64_t address = 0;
   Context* owner = stream.context;
   if (pool && pool->device != owner->device && !(owner = primary_context(pool->device))) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (CUresult r = allocate_device(*owner, size, address); r) return r;
+  if (CUresult r = allocate_device(*owner, size, address, 0, true); r) return r;
   *out = address;
   return CUDA_SUCCESS;
 }

@@ -1,5 +1,6 @@
 // Events: recording, queries from the watermark, waits, elapsed time.
 #include "capturing.hpp"
+#include "ipc.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 #include "profile.hpp"
@@ -43,6 +44,10 @@ CUresult record_event(CUevent handle, CUstream stream_handle, unsigned flags) {
   Event* event = find(handle);
   if (!event || event->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
   if (flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (event->imported) {
+    log_once("recording of an imported event", "cuEventRecord: an event is recorded by the process that made it only");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (capture_matters()) {
     bool taken = false;
     if (CUresult r = capture_record(stream, *event, flags, taken); r || taken) return r;
@@ -51,14 +56,17 @@ CUresult record_event(CUevent handle, CUstream stream_handle, unsigned flags) {
   call.event = event->number;
   call.stream = stream.number;
   call.flags = flags;
-  Section section;  // held until the event knows: two threads' records keep the journal's order
-  std::uint64_t seq = 0;
-  if (CUresult r = section.publish(call, &seq); r) return r;
-  note_work(stream, seq);
-  std::lock_guard guard(event->lock);
-  event->record = seq;
-  event->stream = stream.number;
-  return CUDA_SUCCESS;
+  {
+    Section section;  // held until the event knows: two threads' records keep the journal's order
+    std::uint64_t seq = 0;
+    if (CUresult r = section.publish(call, &seq); r) return r;
+    note_work(stream, seq);
+    std::lock_guard guard(event->lock);
+    event->record = seq;
+    event->stream = stream.number;
+    if (!event->exported) return CUDA_SUCCESS;
+  }
+  return mark_exported(*event);
 }
 
 CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) {
@@ -109,12 +117,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return api_.leave(r);
   if (!phEvent || (Flags & ~KNOWN_FLAGS)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
-  if (Flags & CU_EVENT_INTERPROCESS) {
-    // The driver demands DISABLE_TIMING beside it; sharing with another process is not supported.
-    if (!(Flags & CU_EVENT_DISABLE_TIMING)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
-    log_once("interprocess event", "cuEventCreate: events shared between processes are not supported");
-    return api_.leave(CUDA_ERROR_NOT_SUPPORTED);
-  }
+  if ((Flags & CU_EVENT_INTERPROCESS) && !(Flags & CU_EVENT_DISABLE_TIMING)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   auto made = std::make_unique<Event>();
   Event* event = made.get();
   event->context = context;
@@ -123,7 +126,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
     event->number = next_number();
     call.event = event->number;
     call.context = context->number;
-    call.flags = Flags;
+    call.flags = Flags & ~static_cast<unsigned>(CU_EVENT_INTERPROCESS);  // other processes do not have the driver's own
     return CUDA_SUCCESS;
   });
   if (r) return api_.leave(r);
@@ -139,6 +142,7 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   Event* event = find(hEvent);
   if (!event || !retire(event)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   event_gone(*event);
+  if (event->imported) return api_.leave(destroy_imported(*event));
   wire::EventDestroy call{};
   call.event = event->number;
   return api_.leave(submit(call));
@@ -159,6 +163,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   Event* event = find(hEvent);
   if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   if (CUresult r = event_asked(*event); r) return api_.leave(r);
+  if (event->imported) return api_.leave(query_imported(*event));
   if (finished(*event)) return api_.leave(require());
   flush();
   return api_.leave(CUDA_ERROR_NOT_READY);
@@ -171,6 +176,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   Event* event = find(hEvent);
   if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   if (CUresult r = event_asked(*event); r) return api_.leave(r);
+  if (event->imported) return api_.leave(synchronize_imported(*event));
   if (finished(*event)) {
     print_device_text();
     return api_.leave(require());

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "ipc.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -188,6 +189,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   Event* event = find(hEvent);
   if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  if (event->imported) return api_.leave(wait_for_imported(stream, *event));
   if (capture_matters()) {
     bool taken = false;
     if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return api_.leave(r);

@@ -7,8 +7,8 @@
 // the program holds a handle, or an alias of it, its bytes outlive the mapping
 // at home: they stay there ("kept"), invisible to the program, and the home is
 // moved when the handle is mapped elsewhere or something else comes to that
-// place. The usual end, unmap and then release, so costs nothing more. Sharing
-// between processes is refused by name.
+// place. The usual end, unmap and then release, so costs nothing more. Between
+// processes: vmm_share.cpp.
 #include "vmm.hpp"
 
 #include <utility>
@@ -61,6 +61,12 @@ CUresult publish_unmapping(Section& section, std::uint64_t address, std::uint64_
   return CUDA_SUCCESS;
 }
 
+CUresult publish_end_of_import(Section& section, std::uint64_t address) {
+  wire::MemoryUnimport call{};
+  call.address = address;
+  return section.publish(call);
+}
+
 // The handle's bytes are not kept any more; they go away by the caller's hand. Lock held.
 std::uint64_t take_kept(Virtual& v, Physical& physical) {
   const std::uint64_t address = std::exchange(physical.kept, 0);
@@ -72,6 +78,11 @@ std::uint64_t take_kept(Virtual& v, Physical& physical) {
 // The last reference or mapping is gone: the quota gets it back, and the server its memory. Lock held.
 CUresult end_if_unused(Section& section, Virtual& v, Physical& physical) {
   if (physical.references != 0 || physical.mapped != 0 || physical.aliases != 0) return CUDA_SUCCESS;
+  if (physical.imported) {
+    v.reserved.erase(physical.imported);
+    retire(&physical);
+    return publish_end_of_import(section, physical.imported);
+  }
   CUresult result = CUDA_SUCCESS;
   if (physical.kept) {
     const std::uint64_t address = take_kept(v, physical);
@@ -193,7 +204,8 @@ CUresult unmap_one(std::uint64_t address) {
   if (!freed)
     if (CUresult r = publish_free(section, address); r) return r;
   if (alias)
-    if (CUresult r = publish_end_of_alias(section, address, size); r) return r;
+    if (CUresult r = physical->imported ? publish_end_of_import(section, address)
+                                        : publish_end_of_alias(section, address, size); r) return r;
   return end_if_unused(section, v, *physical);
 }
 
@@ -356,6 +368,15 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
     if (CUresult r = check_mapping(v, ptr, size, offset, physical); r) return r;
   }
   if (physical->in_host()) return map_for_host(v, *physical, ptr, size);
+  if (physical->imported) {
+    {
+      Section section;
+      if (section.status()) return section.status();
+      std::unique_lock guard(v.lock);
+      if (CUresult r = clear_of_kept(section, v, ptr, size, nullptr); r) return r;
+    }
+    return map_imported(v, *physical, ptr);
+  }
   if (CUresult r = settle_before_alias(*physical); r) return r;
   Section section;
   if (section.status()) return section.status();

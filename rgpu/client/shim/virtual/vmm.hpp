@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "context.hpp"
+#include "ipc.hpp"
 #include "memory.hpp"
 
 namespace rgpu {
@@ -26,6 +27,9 @@ struct Physical : Object {
   std::uint64_t mapped = 0;  // its home, where the program sees it; 0: it does not
   std::uint64_t kept = 0;    // its home, where the program does not see it; 0: it does, or there are no bytes yet
   unsigned aliases = 0;      // mappings beside the one at home
+  std::uint64_t imported = 0;     // another process's: where its bytes are, in room of ours; it has no home
+  std::optional<IpcToken> token;  // what other processes show for it …
+  std::uint64_t token_of = 0;     // … while it is at home as this mapping (Mapped::id)
 
   bool in_host() const { return prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE; }
   std::uint64_t home() const { return mapped ? mapped : kept; }
@@ -69,6 +73,8 @@ std::optional<std::uint64_t> room(const Virtual& v, int device, std::uint64_t si
 bool in_reservation(Virtual& v, std::uint64_t address, std::uint64_t size);
 // The mappings that tile [address, address+size) exactly; empty where they do not. Lock held.
 std::vector<std::uint64_t> tiles(Virtual& v, std::uint64_t address, std::uint64_t size);
+// vmm_share.cpp: maps an imported handle, where nothing is. Virtual::changes held, its lock not.
+CUresult map_imported(Virtual& v, Physical& physical, std::uint64_t address);
 CUresult check_prop(const CUmemAllocationProp& prop);
 bool is_host_location(const CUmemLocation& location);
 

@@ -11,6 +11,7 @@ from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.locks import SessionLocks
 from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import MAX_TEXT, Failure, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
@@ -58,6 +59,18 @@ class OwnerLoss:
                 return
             await self.recovery.run(name, f"{failure.reason} on {host}", failure.replace(device=record.device))
 
+    async def shares(self, name: str, host: str, *, epoch: int, peer: str) -> None:
+        """Note that a session of that node is about to share memory with another: its own journal says no more what
+        is in its memory, so it is not brought back from here on.
+
+        Raises :class:`Refused`, :class:`Fenced` for a session that the node does not have, or that is moving.
+        """
+        async with self.locks.session(name):
+            if peer in (await self.records.held(name)).record.shares:
+                return
+            await self.term.change(name, lambda h: ownership.share(
+                h, epoch=epoch, host=host, peer=peer, leader=self.term.leader, now=self.term.clock.wall()))
+
     async def unreachable(self, name: str, *, epoch: int, reached: str | None = None,
                           seconds: float = UNREACHABLE_SECONDS) -> SessionRecord:
         """Find an owner that an agent can reach, because it cannot reach its own (OWNERSHIP 7); the record after it.
@@ -83,7 +96,7 @@ class OwnerLoss:
             log.warning("cannot move to where the agent is heard", session=name, reason=error.message)
             async with self.locks.session(name):
                 held = await self.records.held(name)
-                if held.record.epoch == epoch and held.record.recover and target is not None:
+                if held.record.epoch == epoch and held.record.recoverable and target is not None:
                     place(await self.records.snapshot(), request_for(record, host=target))
                     await self.recovery.run(name, f"{why}; {error.message}", host=target)
         return (await self.records.held(name)).record

@@ -81,6 +81,9 @@ class Recovery:
             if not held.record.recover:
                 await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
                 return None
+            if held.record.shares:
+                await self._give_up(held, f"{why}; it {ownership.why_shared(held.record)}")
+                return None
             if attempt.failure is not None and losses.next_place(held.record, attempt.failure) == "none":
                 await self._give_up(held, losses.why_not(held.record, attempt.failure))
                 return None

@@ -9,6 +9,7 @@ ranges (:mod:`.memory`): these functions trust their arguments.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 from typing import Any
 
@@ -50,9 +51,10 @@ class Reservation:
 
         Raises DeviceError(2) when the host has no memory.
         """
-        fd = os.memfd_create("rgpu-alias", os.MFD_CLOEXEC)
+        fd = os.memfd_create("rgpu-alias", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             for start in range(0, size, _HUGE):
                 piece = view(address + start, min(_HUGE, size - start))
                 if piece.any():  # what is zeros stays without pages

@@ -118,6 +118,26 @@ class CpuDevice:
     def unalias(self, address: int, size: int) -> None:
         self._memory.unalias(address, size)
 
+    def share(self, address: int, size: int) -> list[tuple[int, int]]:
+        found = self._memory.holding(address, size)
+        if not all(self._memory.is_shared(at) for at, _ in found) and not self._streams.drain(SETTLED):
+            raise DeviceError(f"work uses the memory at {address:#x}, which others are to map", NOT_READY)
+        for at, length in found:
+            self._memory.share(at, length)
+        return found
+
+    def allocated(self, address: int, size: int) -> bool:
+        return self._memory.allocated(address, size)
+
+    def shared(self, address: int, size: int) -> int:
+        return self._memory.descriptor(address, size)
+
+    def map_shared(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
+        self._memory.map_foreign(address, pieces)
+
+    def unmap_shared(self, address: int) -> None:
+        self._memory.unmap_foreign(address)
+
     def move_mapping(self, address: int, size: int, to: int) -> None:
         self._memory.move(address, size, to)
 

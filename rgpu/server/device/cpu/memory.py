@@ -11,9 +11,11 @@ same address in every worker (SEMANTICS 12).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,17 @@ class PlacedGlobal:
 def round_up(value: int, unit: int) -> int:
     """Round ``value`` up to a multiple of ``unit``."""
     return -(-value // unit) * unit
+
+
+def check_foreign(fd: int, size: int) -> None:
+    """Raise :class:`DeviceError` unless a descriptor is memory of so many bytes that nobody can make smaller."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
+    except OSError:
+        sealed = False
+    if not sealed or os.fstat(fd).st_size != size or size % addresses.GRANULE:
+        raise DeviceError(f"what another worker shares is no sealed memory of {size} bytes", INVALID_VALUE)
 
 
 def _edges(address: int, size: int) -> set[int]:
@@ -87,6 +100,7 @@ class Memory:
         self._mapped_ever = 0
         self._aliases: dict[int, tuple[int, int]] = {}  #: address → (size, address of the mapping)
         self._shared: dict[int, int] = {}  #: address of a mapping that has or had aliases → its memory's descriptor
+        self._foreign: dict[int, int] = {}  #: address → bytes of other workers' memory that is mapped there
         self._mapped = RangeTable()
         self._allocations: dict[int, int] = {}
         self._pinned: dict[int, int] = {}
@@ -179,6 +193,64 @@ class Memory:
             space.back_by(address, size, self._shared[source])
             self._aliases[address] = size, source
             self._mapped = self._mapped.added(address, size)
+
+    def holding(self, address: int, size: int) -> list[tuple[int, int]]:
+        """(address, bytes) of the mappings that hold an allocation, in order. Raises :class:`DeviceError`."""
+        with self._lock:
+            if self._allocations.get(address) != size:
+                raise DeviceError(f"{address:#x}+{size:#x} is not an allocation", INVALID_VALUE)
+            found = sorted((at, length) for at, length in self._mappings.items()
+                           if at < address + size and address < at + length)
+        if not found or found[0][0] > address or sum(length for _, length in found) < size:
+            raise DeviceError(f"{address:#x}+{size:#x} is in memory of another session's", INVALID_VALUE)
+        return found
+
+    def share(self, address: int, size: int) -> None:
+        """Let a mapping's memory be one that can be mapped elsewhere, too; nothing may write it meanwhile the first
+        time. Raises :class:`DeviceError`."""
+        with self._lock:
+            if self._mappings.get(address) != size:
+                raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
+            if address not in self._shared:
+                self._shared[address] = self._devices[self._of(address)].share(address, size)
+
+    def descriptor(self, address: int, size: int) -> int:
+        """A descriptor, the caller's, of a mapping that was shared. Raises :class:`DeviceError`."""
+        with self._lock:
+            if self._mappings.get(address) != size or address not in self._shared:
+                raise DeviceError(f"{address:#x}+{size:#x} is mapped no more", INVALID_VALUE)
+            return os.dup(self._shared[address])
+
+    def map_foreign(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
+        """Map other workers' memory, (descriptor, bytes) each. It counts towards nothing. Raises :class:`DeviceError`.
+        """
+        whole = sum(size for _, size in pieces)
+        for fd, size in pieces:
+            check_foreign(fd, size)
+        with self._lock:
+            space = self._place(address, whole, address)
+            at = address
+            for fd, size in pieces:
+                space.back_by(at, size, fd)
+                at += size
+            self._foreign[address] = whole
+            self._mapped = self._mapped.added(address, whole)
+
+    def unmap_foreign(self, address: int) -> None:
+        """Take away other workers' memory, in which nothing valid lies. Raises :class:`DeviceError`."""
+        with self._lock:
+            size = self._foreign.get(address, 0)
+            if not size or self.valid.overlaps(address, size):
+                raise DeviceError(f"no memory of another session's is at {address:#x}, or it holds allocations",
+                                  INVALID_VALUE)
+            del self._foreign[address]
+            self._mapped = self._mapped.removed(address, size)
+            self._devices[self._of(address)].release(address, size)
+
+    def allocated(self, address: int, size: int) -> bool:
+        """Whether that is an allocation, as it was made."""
+        with self._lock:
+            return self._allocations.get(address) == size
 
     def unalias(self, address: int, size: int) -> None:
         """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""

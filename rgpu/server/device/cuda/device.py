@@ -155,6 +155,22 @@ class CudaDevice:
     def unalias(self, address: int, size: int) -> None:
         self.gpus.at(address).memory.unalias(address, size)
 
+    def share(self, address: int, size: int) -> list[tuple[int, int]]:
+        return self.gpus.at(address).memory.holding(address, size)
+
+    def allocated(self, address: int, size: int) -> bool:
+        return any(gpu.memory.allocations.get(address) == size for gpu in self.gpus)
+
+    def shared(self, address: int, size: int) -> int:
+        return self.gpus.at(address).memory.export(address, size)[1]
+
+    def map_shared(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
+        self.gpus.at(address).foreign.map(address, pieces)
+
+    def unmap_shared(self, address: int) -> None:
+        with self._state.in_place.going():
+            self.gpus.at(address).foreign.unmap(address)
+
     def move_mapping(self, address: int, size: int, to: int) -> None:
         with self._state.in_place.going():
             self.gpus.at(address).memory.move(address, size, to)

@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.memory.allocations import Memory, Ranges
+from rgpu.server.device.cuda.memory.foreign import Foreign
 from rgpu.server.device.cuda.memory.handles import Handles
 from rgpu.server.device.cuda.memory.hashers import Homes
 from rgpu.server.device.cuda.memory.zeroing import Zeroing
@@ -28,6 +29,7 @@ class Gpu:
     """One of them; ``number`` is the session's. What is made later than the context is set by :meth:`open`."""
 
     memory: Memory
+    foreign: Foreign
     zeroing: Zeroing
 
     def __init__(self, number: int, ordinal: int) -> None:
@@ -57,10 +59,12 @@ class Gpu:
         self.zeroing = zeroing
         self.memory = Memory(self.ordinal, ranges, zeroing, self.number,
                              [gpu.ordinal for gpu in gpus if gpu is not self])
+        self.foreign = Foreign(self.memory)
 
     def close(self) -> None:
         """Let go of the GPU's memory and its primary context."""
         self.use()
+        self.foreign.close()
         self.memory.close()
         self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self.device)

@@ -15,7 +15,7 @@ from rgpu.link.control.access import Actor
 from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.requests import Order, program_of, read_order
 from rgpu.migrate.move.options import MoveOptions
-from rgpu.migrate.records.schema import SessionRecord
+from rgpu.migrate.records.schema import SessionRecord, check_session_name
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.server.node.background import Background
 from rgpu.server.node.pool.leader_link import LeaderLink, LeaderVerb
@@ -28,7 +28,7 @@ from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import LastWords, NodeViews
 
 #: Of the leader's: told by nodes, not by users.
-OF_NODES = frozenset({"worker.died", "agent.silent"})
+OF_NODES = frozenset({"worker.died", "agent.silent", "session.shares"})
 
 
 class LeaderRequests:
@@ -75,7 +75,7 @@ class LeaderVerbs:
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
             "session.unreachable": self._unreachable, "session.gather": self._gather, "worker.died": self._worker_died,
-            "agent.silent": self._agent_silent}
+            "agent.silent": self._agent_silent, "session.shares": self._shares}
 
     @property
     def _coordinator(self) -> Coordinator:
@@ -186,6 +186,11 @@ class LeaderVerbs:
                                             position=args.get("position"), begun=args.get("begun"),
                                             complete=args.get("complete"),
                                             reason=str(args.get("reason") or "its worker died"))
+        return {}
+
+    async def _shares(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+        await self._coordinator.shares(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
+                                       peer=check_session_name(str(args["peer"])))
         return {}
 
     async def _agent_silent(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:

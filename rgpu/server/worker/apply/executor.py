@@ -27,6 +27,7 @@ from rgpu.server.worker.apply.calls.contexts import ContextCalls
 from rgpu.server.worker.apply.calls.graphs import GraphCalls
 from rgpu.server.worker.apply.calls.memory import MemoryCalls
 from rgpu.server.worker.apply.calls.modules import ModuleCalls
+from rgpu.server.worker.apply.calls.sharing import SharingCalls
 from rgpu.server.worker.apply.calls.streams import StreamCalls
 from rgpu.server.worker.apply.calls.textures import TextureCalls
 from rgpu.server.worker.apply.calls.timing import TimedCalls
@@ -58,8 +59,10 @@ class Executor:
         self.modules = ModuleCalls(device, answers, contexts.device_of)
         self.textures = TextureCalls(device, answers)
         self.streams = StreamCalls(device, answers)
+        self.shares = SharingCalls(device, answers)
+        self.memory.freed, self.streams.event_gone = self.shares.freed, self.shares.event_gone
         self._methods = methods((contexts, self.memory, self.modules, self.textures, self.streams,
-                                 GraphCalls(device, answers), CommunicatorCalls(device, answers),
+                                 self.shares, GraphCalls(device, answers), CommunicatorCalls(device, answers),
                                  TimedCalls(device, answers, self._perform)))
 
     @property

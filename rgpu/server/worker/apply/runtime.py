@@ -31,6 +31,7 @@ from rgpu.server.worker.apply.rebuilding import Pages, Rebuilding
 from rgpu.server.worker.apply.slow_path import SlowPath
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.session_text import SessionText
+from rgpu.server.worker.sharing.sharing import Sharing
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.effects import Kind
 from rgpu.session.journal import issue_order
@@ -65,6 +66,8 @@ class SessionRuntime:
                               self.effects)
         self.executor.textures.epoch = lambda: self.epoch
         self.executor.textures.replayed = lambda seq: seq <= self.loop.gate.replay_until
+        self.sharing = Sharing(session, lambda number, token: False, lambda: True, lambda peer: None,
+                               lambda peer: None)  #: until :meth:`share`: nobody to share with
         self.contributions = Log()  #: what ranks brought to collectives with other sessions
         self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
                                       self.contributions)
@@ -243,6 +246,15 @@ class SessionRuntime:
     def effect(self, kind: Kind, note: str = "") -> None:
         """Write down what happens at this position, where a test asks for it."""
         self.effects.note(kind, note)
+
+    # -- sharing -----------------------------------------------------------------
+    def share(self, sharing: Sharing) -> None:
+        """Reach other sessions by this."""
+        self.sharing = self.executor.shares.sharing = sharing
+
+    def pins(self) -> list[str]:
+        """Why the session cannot leave, one reason each; empty when it can."""
+        return [*self.device.pins(), *self.sharing.pins()]
 
     # -- progress ----------------------------------------------------------------
     def watermark(self) -> tuple[int, int, dict[int, int]]:

@@ -111,7 +111,8 @@ FUNCTIONS = (
     ),
     function(
         "cuStreamWaitEvent", "CUstream hStream, CUevent hEvent, unsigned int Flags",
-        "cuStreamWaitEvent 3020 ptsz 7000", ASYNC, "stream_wait_event",
+        "cuStreamWaitEvent 3020 ptsz 7000", SYNC, "stream_wait_event imported_event_wait applied",
+        "awaited for another process's event",
     ),
     function(
         "cuStreamWaitValue32", "CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags",

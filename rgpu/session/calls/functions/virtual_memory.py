@@ -23,7 +23,8 @@ FUNCTIONS = (
     function(
         "cuMemExportToShareableHandle",
         "void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, "
-        "unsigned long long flags", "cuMemExportToShareableHandle 10020",
+        "unsigned long long flags", "cuMemExportToShareableHandle 10020", SYNC, "context_synchronize memory_export",
+        "a descriptor, while the handle is mapped; only POSIX_FILE_DESCRIPTOR",
     ),
     function(
         "cuMemGetAccess", "unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr",
@@ -51,13 +52,14 @@ FUNCTIONS = (
     function(
         "cuMemImportFromShareableHandle",
         "CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType",
-        "cuMemImportFromShareableHandle 10020",
+        "cuMemImportFromShareableHandle 10020", SYNC, "memory_import",
+        "of a session of the same user, on the same node and device",
     ),
     function(
         "cuMemMap",
         "CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long"
         " flags", "cuMemMap 10020", SYNC,
-        "context_synchronize memory_map memory_alias memory_move memory_allocate",
+        "context_synchronize memory_map memory_alias memory_move memory_allocate memory_import",
         "at any number of addresses, from the handle's beginning on",
     ),
     function(

@@ -27,6 +27,9 @@ ENUMS: dict[str, dict[str, int]] = {
         "CU_EVENT_DISABLE_TIMING": 2,
         "CU_EVENT_INTERPROCESS": 4,
     },
+    "CUipcMem_flags": {
+        "CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS": 1,
+    },
     "CUevent_record_flags": {
         "CU_EVENT_RECORD_DEFAULT": 0,
         "CU_EVENT_RECORD_EXTERNAL": 1,

@@ -37,6 +37,7 @@ _COPY_SIDE_3D = "size_t {0}XInBytes; size_t {0}Y; size_t {0}Z; size_t {0}LOD; CU
 
 STRUCTS: tuple[tuple[str, int, str], ...] = (
     ("CUuuid", 16, "char bytes[16];"),
+    ("CUipcEventHandle", 64, "char reserved[64];"),
     ("CUipcMemHandle", 64, "char reserved[64];"),
     ("CUDA_MEMCPY2D", 128,
      _COPY_SIDE_2D.format("src", "const ") + _COPY_SIDE_2D.format("dst", "") + "size_t WidthInBytes; size_t Height;"),

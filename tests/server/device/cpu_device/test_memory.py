@@ -295,3 +295,54 @@ def test_one_mapping_at_several_addresses(client: Client) -> None:
     device.unmap(elsewhere, 2 * GRANULE)
     device.map(elsewhere, 2 * GRANULE)
     assert not any(device.read(elsewhere, 2 * GRANULE))
+
+
+def test_what_other_workers_map_is_the_same_memory_and_counts_here_alone(device: CpuDevice) -> None:
+    base, there = DEVICE_BASE, DEVICE_BASE + 64 * GRANULE
+    device.map(base, 2 * GRANULE)
+    device.allocate(base + 512, GRANULE)
+    device.write(base + 512, b"before")
+    assert device.share(base + 512, GRANULE) == [(base, 2 * GRANULE)]
+    assert device.allocated(base + 512, GRANULE) and not device.allocated(base, GRANULE)
+    fd = device.shared(base, 2 * GRANULE)
+    other = device  # one device per process: it maps its own memory as another's would be
+    used = device._memory.used
+    other.map_shared(there, [(fd, 2 * GRANULE)])
+    os.close(fd)
+    other.allocate(there + 512, GRANULE)
+    assert other.read(there + 512, 6) == b"before" and device._memory.used == used
+    other.write(there + 512, b"behind")
+    assert device.read(base + 512, 6) == b"behind"
+    assert Region(there, 2 * GRANULE, "mapped") not in device.regions()
+    refused(1, device.map, there, GRANULE)
+    refused(1, device.share, there + 512, GRANULE)  # what is another's is not given on
+    refused(1, device.unmap_shared, there)  # it holds an allocation
+    device.free(base + 512)
+    device.unmap(base, 2 * GRANULE)
+    refused(1, device.shared, base, 2 * GRANULE)
+    assert other.read(there + 512, 6) == b"behind", "it lives as long as somebody has it"
+    other.free(there + 512)
+    other.unmap_shared(there)
+    refused(1, device.unmap_shared, there)
+    refused(1, device.read, there, 6)
+
+
+def test_memory_that_could_vanish_is_not_mapped(device: CpuDevice) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.memfd_create("unsealed")
+    os.ftruncate(fd, GRANULE)
+    reader, writer = os.pipe()
+    for one, size in ((fd, GRANULE), (reader, GRANULE)):
+        refused(1, device.map_shared, DEVICE_BASE, [(one, size)])
+    device.map(DEVICE_BASE, GRANULE)
+    device.allocate(DEVICE_BASE, 512)
+    device.share(DEVICE_BASE, 512)
+    good = device.shared(DEVICE_BASE, GRANULE)
+    refused(1, device.map_shared, DEVICE_BASE + 8 * GRANULE, [(good, 2 * GRANULE)])  # more than there is
+    refused(1, device.map_shared, DEVICE_BASE, [(good, GRANULE)])  # something is there
+    refused(1, device.map_shared, DEVICE_BASE + 4096, [(good, GRANULE)])
+    for one in (fd, reader, writer, good):
+        os.close(one)
+    device.free(DEVICE_BASE)
+    device.unmap(DEVICE_BASE, GRANULE)
+    assert len(os.listdir("/proc/self/fd")) == before

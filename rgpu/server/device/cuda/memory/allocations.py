@@ -108,6 +108,20 @@ class Memory:
             fd = check(driver.cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle")
             return self._serials[address], int(fd)
 
+    def holding(self, address: int, size: int) -> list[tuple[int, int]]:
+        """(address, bytes) of the mappings that hold an allocation, in order, with all zeros in place.
+
+        Raises :class:`DeviceError`.
+        """
+        if self.allocations.get(address) != size:
+            raise DeviceError(f"0x{address:x} + {size}: no allocation", CUDA_ERROR_INVALID_VALUE)
+        found = sorted((at, length) for at, (length, _) in self.maps.items()
+                       if at < address + size and address < at + length)
+        if not found or found[0][0] > address or sum(length for _, length in found) < size:
+            raise DeviceError(f"0x{address:x} + {size}: memory of another session's", CUDA_ERROR_INVALID_VALUE)
+        self.zeroing.settle()
+        return found
+
     def inside(self) -> Callable[[int, int], bool]:
         """Whether (address, bytes) is inside one of the present mappings: to be asked for many."""
         maps = dict(self.maps)

@@ -27,6 +27,10 @@ class ContextCalls:
     def completed(self, record: Record, args: Any) -> None:
         """Order only: the worker has waited already."""
 
+    def applied(self, record: Record, args: Any) -> None:
+        """Answer: what comes before was applied."""
+        self._answers.reply(record, "applied")
+
     def context_create(self, record: Record, args: Any) -> None:
         """Create a context, primary or not, on its device."""
         self._device.create_context(args.context, args.flags, bool(args.primary), args.device)

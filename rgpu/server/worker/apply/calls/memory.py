@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rgpu.checkpoint.device import Device
@@ -16,6 +17,7 @@ class MemoryCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
+        self.freed: Callable[[int], None] = lambda address: None  #: told every allocation that ended
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
 
     def memory_map(self, record: Record, args: Any) -> None:
@@ -47,6 +49,7 @@ class MemoryCalls:
     def memory_free(self, record: Record, args: Any) -> None:
         """Free an allocation."""
         self._device.free(args.address)
+        self.freed(args.address)
 
     def memory_free_wait(self, record: Record, args: Any) -> None:
         """Free an allocation when the device's work is complete, and answer then."""
@@ -56,6 +59,7 @@ class MemoryCalls:
         def done(result: int, data: Any) -> None:
             try:
                 self._device.free(address)
+                self.freed(address)
             except DeviceError as error:
                 result = result or error.result
             self._answers.answer(seq, result, b"", None)

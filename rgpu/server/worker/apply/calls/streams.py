@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rgpu.checkpoint.device import Device
@@ -14,6 +15,7 @@ class StreamCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
+        self.event_gone: Callable[[int], None] = lambda event: None  #: told every event that was destroyed
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     def stream_create(self, record: Record, args: Any) -> None:
@@ -43,6 +45,7 @@ class StreamCalls:
     def event_destroy(self, record: Record, args: Any) -> None:
         """Destroy an event."""
         self._device.destroy_event(args.event)
+        self.event_gone(args.event)
 
     def event_record(self, record: Record, args: Any) -> None:
         """Record an event in a stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import LOCAL, function
+from rgpu.session.calls.functions.model import SYNC, function
 
 FUNCTIONS = (
     function("cuDestroyExternalMemory", "CUexternalMemory extMem", "cuDestroyExternalMemory 10000"),
@@ -27,20 +27,24 @@ FUNCTIONS = (
         "CUexternalSemaphore *extSem_out, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *semHandleDesc",
         "cuImportExternalSemaphore 10000",
     ),
-    function("cuIpcCloseMemHandle", "CUdeviceptr dptr", "cuIpcCloseMemHandle 4010"),
-    function("cuIpcGetEventHandle", "CUipcEventHandle *pHandle, CUevent event", "cuIpcGetEventHandle 4010"),
+    function("cuIpcCloseMemHandle", "CUdeviceptr dptr", "cuIpcCloseMemHandle 4010", SYNC,
+             "memory_free memory_free_wait memory_unimport"),
+    function("cuIpcGetEventHandle", "CUipcEventHandle *pHandle, CUevent event", "cuIpcGetEventHandle 4010",
+             SYNC, "event_export event_mark applied"),
     function(
-        "cuIpcGetMemHandle", "CUipcMemHandle *pHandle, CUdeviceptr dptr", "cuIpcGetMemHandle 4010", LOCAL, "",
-        "made in a session of several devices, where NCCL asks for it; refused with one; opened by nobody",
+        "cuIpcGetMemHandle", "CUipcMemHandle *pHandle, CUdeviceptr dptr", "cuIpcGetMemHandle 4010", SYNC,
+        "context_synchronize memory_export",
     ),
-    function("cuIpcOpenEventHandle", "CUevent *phEvent, CUipcEventHandle handle", "cuIpcOpenEventHandle 4010"),
+    function("cuIpcOpenEventHandle", "CUevent *phEvent, CUipcEventHandle handle", "cuIpcOpenEventHandle 4010",
+             SYNC, "event_import"),
     function(
         "cuIpcOpenMemHandle", "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags",
-        "cuIpcOpenMemHandle 4010",
+        "cuIpcOpenMemHandle 4010", alias="cuIpcOpenMemHandle_v2",
     ),
     function(
         "cuIpcOpenMemHandle_v2", "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags",
-        "cuIpcOpenMemHandle 11000",
+        "cuIpcOpenMemHandle 11000", SYNC, "memory_import memory_allocate",
+        "a handle of a session of the same user, on the same node and device",
     ),
     function(
         "cuSignalExternalSemaphoresAsync",

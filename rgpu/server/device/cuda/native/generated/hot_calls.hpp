@@ -318,6 +318,13 @@ inline bool awaited(uint16_t id) {
         case 80:  // array_create
         case 84:  // texture_create
         case 110:  // communicator_create
+        case 120:  // memory_export
+        case 121:  // memory_import
+        case 123:  // event_export
+        case 125:  // event_import
+        case 128:  // imported_event_synchronize
+        case 129:  // imported_event_query
+        case 130:  // applied
         case 160:  // timed
             return true;
         default: return false;

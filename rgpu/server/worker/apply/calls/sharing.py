@@ -1,0 +1,168 @@
+"""Memory and events of other processes."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from functools import partial
+from typing import Any
+
+from rgpu.checkpoint.device import Device
+from rgpu.server.worker.apply.calls.answering import CUDA_ERROR_INVALID_VALUE, Answers
+from rgpu.server.worker.sharing.event_pages import SIZE, EventPage, EventWatch, SharedEvent
+from rgpu.server.worker.sharing.sharing import Sharing
+from rgpu.server.worker.sharing.ties import Tie
+from rgpu.session.errors import DeviceError
+from rgpu.session.journal.record import Record
+from rgpu.session.objects.handle_tokens import TokenKind
+
+CUDA_ERROR_INVALID_HANDLE = 400
+CUDA_ERROR_NOT_SUPPORTED = 801
+
+
+class SharingCalls:
+    """Calls about what other sessions have, and may have of this one. ``sharing``: set by the worker."""
+
+    def __init__(self, device: Device, answers: Answers) -> None:
+        self._device, self._answers = device, answers
+        self.sharing: Sharing | None = None
+        self._imports: dict[int, Tie] = {}  #: address → what holds it
+        self._pages: dict[int, EventPage] = {}  #: of exported events
+        self._events: dict[int, tuple[SharedEvent, Tie]] = {}  #: of other sessions, by the number that this one gave
+        self._watch = EventWatch()
+        self._gates: Any = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
+        self._let_go: deque[int] = deque()  #: calls at which streams stood, that the device is still to be told of
+
+    def _shared(self) -> Sharing:
+        if self.sharing is None:
+            raise DeviceError("a session that is replayed by itself shares nothing", CUDA_ERROR_NOT_SUPPORTED)
+        return self.sharing
+
+    def memory_export(self, record: Record, args: Any) -> None:
+        """Let other sessions map an allocation, and answer with the token that they have to show."""
+        device, address, size = self._device, args.address, args.size
+
+        def descriptor(at: int, length: int) -> int:
+            if not device.allocated(address, size):
+                raise DeviceError(f"{address:#x}+{size:#x} is allocated no more", CUDA_ERROR_INVALID_VALUE)
+            return device.shared(at, length)
+
+        token = self._shared().export(TokenKind.MEMORY, address, size, bytes(args.secret), tuple(
+            (length, partial(descriptor, at, length)) for at, length in device.share(address, size)))
+        self._answers.reply(record, "memory_export", token=token)
+
+    def freed(self, address: int) -> None:
+        """An allocation ended: nobody may open it any more. Who has it open keeps it."""
+        if self.sharing is not None:
+            self.sharing.exports.remove(TokenKind.MEMORY, address)
+
+    def memory_import(self, record: Record, args: Any) -> None:
+        """Map what another session exported. Raises :class:`DeviceError`."""
+        sharing = self._shared()
+        tie, pieces = sharing.open(bytes(args.token), TokenKind.MEMORY)
+        try:
+            if sum(size for _, size in pieces) != args.size:
+                raise DeviceError(f"{args.size:#x} bytes were asked for, {sum(size for _, size in pieces):#x} are "
+                                  "shared", CUDA_ERROR_INVALID_VALUE)
+            self._device.map_shared(args.address, pieces)
+        except BaseException:
+            sharing.close(tie)
+            raise
+        finally:
+            for fd, _ in pieces:
+                os.close(fd)
+        self._imports[args.address] = tie
+        self._answers.reply(record, "memory_import")
+
+    def memory_unimport(self, record: Record, args: Any) -> None:
+        """Let go of another session's memory."""
+        self._device.unmap_shared(args.address)
+        if (tie := self._imports.pop(args.address, None)) is not None:
+            self._shared().close(tie)
+
+    # -- events ----------------------------------------------------------------------
+    def event_export(self, record: Record, args: Any) -> None:
+        """Let other sessions wait for an event, and answer with the token that they have to show."""
+        sharing, page = self._shared(), self._pages.get(args.event) or EventPage()
+        self._pages[args.event] = page
+        token = sharing.export(TokenKind.EVENT, args.event, 0, bytes(args.secret), ((SIZE, page.descriptor),))
+        self._answers.reply(record, "event_export", token=token)
+
+    @staticmethod
+    def _complete(page: EventPage, number: int, result: int, data: Any) -> None:
+        """A record is complete, or (``result``) nothing is any more: nobody waits for it either way."""
+        page.complete(number)
+
+    def event_mark(self, record: Record, args: Any) -> None:
+        """Have others wait for an exported event's last record from now on."""
+        page = self._pages.get(args.event)
+        if page is None:
+            raise DeviceError(f"event {args.event} was not exported", CUDA_ERROR_INVALID_HANDLE)
+        self._device.synchronize_event(record.seq, args.event, partial(self._complete, page, page.record()))
+
+    def event_gone(self, event: int) -> None:
+        """An event was destroyed: nobody may open it any more. Who has it open keeps it."""
+        if (page := self._pages.pop(event, None)) is not None:
+            self._shared().exports.remove(TokenKind.EVENT, event)
+            page.close()
+
+    def event_import(self, record: Record, args: Any) -> None:
+        """Know another session's event. Raises :class:`DeviceError`."""
+        sharing = self._shared()
+        if args.event in self._events:
+            raise DeviceError(f"event {args.event} exists", CUDA_ERROR_INVALID_HANDLE)
+        tie, pieces = sharing.open(bytes(args.token), TokenKind.EVENT)
+        try:
+            event = SharedEvent(pieces[0][0])
+        except BaseException:
+            sharing.close(tie)
+            raise
+        finally:
+            for fd, _ in pieces:
+                os.close(fd)
+        tie.ended = partial(setattr, event, "over", True)
+        if tie.is_over:
+            event.over = True
+        self._events[args.event] = event, tie
+        self._answers.reply(record, "event_import")
+
+    def event_unimport(self, record: Record, args: Any) -> None:
+        """Forget another session's event; what waits for it still does."""
+        event, tie = self._imported(args.event)
+        del self._events[args.event]
+        self._watch.when_complete(event, event.newest(), partial(self._shared().close, tie))
+
+    def _imported(self, event: int) -> tuple[SharedEvent, Tie]:
+        found = self._events.get(event)
+        if found is None:
+            raise DeviceError(f"no event {event} of another session", CUDA_ERROR_INVALID_HANDLE)
+        return found
+
+    def imported_event_wait(self, record: Record, args: Any) -> None:
+        """Let a stream wait for another session's event: it stands as at a host function until that is complete."""
+        event, _ = self._imported(args.event)
+        while self._let_go:
+            self._device.host_function_done(self._let_go.popleft())
+        newest = event.newest()
+
+        def reached(result: int, data: Any) -> None:
+            if not result:  # else the stream does not stop
+                self._watch.when_complete(event, newest, partial(self._go_on, record.seq))
+
+        if not event.is_complete(newest):
+            self._device.host_function(record.seq, args.stream, reached)
+
+    def _go_on(self, seq: int) -> None:
+        """Let the stream go that stands at call ``seq``; for any thread, which the device's own calls are not."""
+        self._gates.release(seq)
+        self._let_go.append(seq)
+
+    def imported_event_synchronize(self, record: Record, args: Any) -> None:
+        """Answer when another session's event is complete."""
+        event, _ = self._imported(args.event)
+        self._watch.when_complete(event, event.newest(), partial(self._answers.when_done(record), 0, None))
+
+    def imported_event_query(self, record: Record, args: Any) -> None:
+        """Answer with whether another session's event is complete."""
+        event, _ = self._imported(args.event)
+        self._answers.reply(record, "imported_event_query", complete=event.is_complete(event.newest()))

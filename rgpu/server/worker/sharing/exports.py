@@ -1,0 +1,70 @@
+"""What a session lets others open: its exports, and whether a token shows one of them."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rgpu.session.errors import Refused
+from rgpu.session.objects.handle_tokens import Token, TokenKind, encode, session_digest
+
+#: Bytes of a mapping, and what gives a descriptor of its memory, which the caller closes.
+Piece = tuple[int, Callable[[], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a token opens; ``pieces``: what holds it, by address."""
+
+    token: Token
+    pieces: tuple[Piece, ...]
+
+
+class Exports:
+    """The exports of ``session``. Any thread."""
+
+    def __init__(self, session: str) -> None:
+        self._session = session_digest(session)
+        self._lock = threading.Lock()
+        self._exports: dict[tuple[TokenKind, int], Export] = {}
+
+    def add(self, kind: TokenKind, number: int, size: int, secret: bytes, pieces: tuple[Piece, ...]) -> bytes:
+        """Return the token of what others may open from now on; a second one of the same takes the first one's place.
+
+        Raises :class:`ValueError` for a secret of another length.
+        """
+        token = Token(kind, secret, self._session, number, size)
+        encoded = encode(token)
+        with self._lock:
+            self._exports[kind, number] = Export(token, pieces)
+        return encoded
+
+    def remove(self, kind: TokenKind, number: int) -> None:
+        """Let nobody open it any more; who has it keeps it."""
+        with self._lock:
+            self._exports.pop((kind, number), None)
+
+    def find(self, token: Token) -> Export:
+        """Return what a token opens. Raises :class:`Refused` unless it was given out here for what is there now."""
+        with self._lock:
+            export = self._exports.get((token.kind, token.number))
+        if token.session != self._session:
+            raise Refused("the handle is of another session")
+        if export is None or not hmac.compare_digest(export.token.secret, token.secret) or export.token != token:
+            raise Refused("the handle names nothing that is there: it was freed, or never given out")
+        return export
+
+    def take(self, export: Export) -> list[tuple[int, int]]:
+        """(descriptor, bytes) of each piece, which belong to the caller. Raises :class:`DeviceError`: it is gone."""
+        taken: list[tuple[int, int]] = []
+        try:
+            for size, descriptor in export.pieces:
+                taken.append((descriptor(), size))
+        except BaseException:
+            for fd, _ in taken:
+                os.close(fd)
+            raise
+        return taken
