@@ -65,14 +65,6 @@ API Result cuMemCreate(unsigned long long *handle, size_t size, const void *, un
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(size))) return 2;
     return *handle = static_cast<unsigned long long>(fd), 0;
 }
-API Result cuMemExportToShareableHandle(void *to, unsigned long long handle, int, unsigned long long) {
-    const int fd = fcntl(static_cast<int>(handle), F_DUPFD_CLOEXEC, 0);
-    return fd < 0 ? 1 : (*static_cast<int *>(to) = fd, 0);
-}
-API Result cuMemImportFromShareableHandle(unsigned long long *handle, void *from, int) {
-    const int fd = fcntl(static_cast<int>(reinterpret_cast<uintptr_t>(from)), F_DUPFD_CLOEXEC, 0);
-    return fd < 0 ? 1 : (*handle = static_cast<unsigned long long>(fd), 0);
-}
 API Result cuMemRelease(unsigned long long handle) { return close(static_cast<int>(handle)) ? 1 : 0; }
 API Result cuMemMap(Ptr at, size_t size, size_t offset, unsigned long long handle, unsigned long long) {
     struct stat found;

@@ -14,8 +14,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.foreign import Foreign
 from rgpu.server.device.cuda.memory.allocations import Memory, Ranges
-from rgpu.server.device.cuda.memory.foreign import Foreign
 from rgpu.server.device.cuda.memory.handles import Handles
 from rgpu.server.device.cuda.memory.hashers import Homes
 from rgpu.server.device.cuda.memory.zeroing import Zeroing
