@@ -6,7 +6,7 @@ import textwrap
 
 from rgpu.session.objects import handle_tokens
 from rgpu.session.objects.handle_tokens import Token, TokenKind
-from tests.client.shim.memory.test_virtual_memory import VMM
+from tests.support.shim.virtual_memory import VMM
 
 GRANULE = 2 << 20
 IPC = """

@@ -171,9 +171,10 @@ class Collectives:
 
     # -- giving ---------------------------------------------------------------------
     def _enqueue(self, group: Group, staged: Sequence[Staged], gate: int, handles: dict[int, Any]) -> None:
-        """The first stream waits for the others, stands at the gate, and the others wait for it."""
+        """Nothing is read before all streams have come; the first stands at the gate, and the others wait for it."""
         streams = [operation.stream for operation, _, _ in group.extents()]
         first, *others = handles
+        self._meet(first, others)
         for stream, one in zip(streams, staged, strict=True):
             one.bring(self._work.stream(stream))
         for other in others:
@@ -183,6 +184,13 @@ class Collectives:
             self._after(first, other)
         for stream, one in zip(streams, staged, strict=True):
             one.deliver(self._work.stream(stream))
+
+    def _meet(self, first: int, others: Sequence[int]) -> None:
+        """Have each stream wait for what all of them were given."""
+        for other in others:
+            self._after(other, first)
+        for other in others:
+            self._after(first, other)
 
     def _after(self, earlier: int, later: int) -> None:
         """Have one stream wait for what another one was given."""

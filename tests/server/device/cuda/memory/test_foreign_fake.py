@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rgpu.server.device.cuda import foreign as foreigns
 from rgpu.server.device.cuda.foreign import Foreign
 from rgpu.server.device.cuda.memory import allocations as memories
-from rgpu.server.device.cuda.memory import foreign as foreigns
 from rgpu.session.addresses import ALLOCATION_SIZE, DEVICE_BASE, GRANULE
 from rgpu.session.errors import DeviceError
-from tests.server.device.cuda.memory.test_peer_fake import BOTH, Driver, Zeros
+from tests.support.cuda.memory_driver import BOTH, Driver, Zeros
 
 THERE = DEVICE_BASE + 64 * GRANULE
 
