@@ -60,7 +60,7 @@ def test_thousands_of_connections_that_prove_nothing(narrow: NarrowPool, says: s
     print(f"{says}: {made} connections, {len(asker.waited)} attachments, p50 {quantile(asker.waited, 0.5):.3f} s, "
           f"p99 {quantile(asker.waited, 0.99):.3f} s, {asker.again} again, {most} descriptors at most")
     assert made >= CONNECTIONS
-    assert quantile(asker.waited, 0.5) <= 40 * quiet, quiet  # of ratios seen, 3 to 26
+    assert quantile(asker.waited, 0.5) <= 40 * quiet, quiet  # 26 was seen on two shared processors
     assert most < narrow.descriptors
     time.sleep(5)
     for host, pid in pids.items():
