@@ -323,7 +323,8 @@ class Device(Protocol):
         """Call ``done(result, None)`` when the event's last record is complete."""
 
     def timed(self, seq: int, stream: int, work: Callable[[], None], done: TimesDone) -> None:
-        """``work`` gives the device call ``seq``, in that stream; its own done() is replaced by ``done``.
+        """``work`` gives the device call ``seq``, in that stream; its own done() is replaced by ``done``, which is
+        called in the stream's order.
 
         Raises :class:`DeviceError`, what ``work`` raises.
         """

@@ -38,11 +38,11 @@ class Op:
     never needs a thread). ``stamp``: called under the mutex at completion.
     ``held``: a host function; complete only when it was released as well.
     ``what``: how it is called when somebody waits for it in vain. ``also``: further streams that it is work of.
-    ``spans``: when its parts ran, where that is asked for.
+    ``spans``: when its parts ran, where that is asked for. ``timed``: ``done`` is told when it ran.
     """
 
     __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
-                 "released", "what", "also", "spans")
+                 "released", "what", "also", "spans", "timed")
 
     def __init__(self, seq: int, run: Callable[[], Any] | None = None, done: Callable[[int, Any], None] | None = None,
                  stamp: Callable[[], None] | None = None, held: bool = False, what: str = "") -> None:
@@ -53,7 +53,7 @@ class Op:
         self.also: list[Stream] = []
         self.waiting = 0
         self.followers: list[Op] = []
-        self.complete = self.reached = self.released = False
+        self.complete = self.reached = self.released = self.timed = False
 
 
 class Stream:

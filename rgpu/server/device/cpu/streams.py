@@ -283,14 +283,17 @@ class Streams:
                 notify = self._notify if not self._notified else None
                 self._notified = True
                 self._changed.notify_all()
+            if current.timed:  # the times of a stream's work are told in the stream's order
+                self._call_back(current, error, value, notify)
             for follower in ready:
                 if follower.run is None:
                     todo.append((follower, None))
-                elif keep and kept is None and current.done is None:
+                elif keep and kept is None and (current.timed or current.done is None):
                     kept = follower
                 else:
                     self._enqueue(follower)
-            self._call_back(current, error, value, notify)
+            if not current.timed:
+                self._call_back(current, error, value, notify)
         return kept
 
     def _call_back(self, op: Op, error: int, value: Any, notify: Callable[[], None] | None) -> None:
@@ -374,5 +377,5 @@ def _time(op: Op, done: TimesDone) -> None:
             noted.append(Span(CALL, start, time.monotonic_ns()))
         return data
 
-    op.run = execute
+    op.run, op.timed = execute, True
     op.done = lambda result, data: done(result, noted, data)

@@ -324,3 +324,21 @@ def _complete_one(schedule: Schedule, ready: list[Op], random: object, finished:
     assert must[op.seq] <= set(finished)
     finished.append(op.seq)
     ready.extend(schedule.complete(op))
+
+
+def test_times_are_told_in_the_streams_order(client: Client) -> None:
+    """Raised a record of a profiler behind the next one of its stream, where the thread that told it was slow."""
+    told: list[int] = []
+    begun = threading.Event()
+
+    def done(first: bool, seq: int) -> None:
+        if first:
+            begun.wait(0.5)  # set at once, should the next one be told meanwhile
+        begun.set()
+        told.append(seq)
+
+    for number in range(4):
+        seq = next(client.seqs)
+        client.device.timed(seq, 0, lambda seq=seq: client.device.fill(seq, 0, client.base, 16, 16, 1, 1, 7),
+                            lambda result, spans, data, first=number == 0, seq=seq: done(first, seq))
+    assert client.device.drain(WAIT) and told == sorted(told) and len(told) == 4
