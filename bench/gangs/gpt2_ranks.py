@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A data-parallel training by torch.distributed, one rank of it; `torchrun` starts it. It knows nothing of rgpu.
 
-    torchrun --nproc-per-node 2 gpt2_ranks.py [--kind ddp|fsdp|copies] [--steps N]
+    torchrun --nproc-per-node 2 gpt2_ranks.py [--kind ddp|fsdp|copies] [--steps N] [--size N]
 
 Each rank prints `rank R step N SECONDS` after each step (all of its work is complete), and at its end
 `rank R digest HEX` of the parameters. ``copies`` launches no kernel: collectives of parameters that the CPU changes,
@@ -30,6 +30,7 @@ import torch.distributed as dist  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu" / "programs"))
 
 Step = Callable[[int], None]
+BUCKET = 25 * (1 << 20) // 4  #: parameters that `copies` sums at once, as DistributedDataParallel does
 
 
 def say(what: str) -> None:
@@ -66,14 +67,15 @@ def trained(kind: str) -> tuple[Step, Callable[[], list[torch.Tensor]]]:
     return step, lambda: [getattr(one, "full_tensor", lambda one=one: one)().detach() for one in model.parameters()]
 
 
-def copied(size: int = 1 << 16) -> tuple[Step, Callable[[], list[torch.Tensor]]]:
+def copied(size: int) -> tuple[Step, Callable[[], list[torch.Tensor]]]:
     """A step of a model whose arithmetic is the CPU's: its gradients are summed by the devices."""
     weights = torch.zeros(size)
 
     def step(number: int) -> None:
         noise = torch.randn(size, generator=torch.Generator().manual_seed(number * RANKS + RANK))
         gradient = (weights * 0.01 + noise).cuda()
-        dist.all_reduce(gradient)
+        for bucket in gradient.split(BUCKET):
+            dist.all_reduce(bucket)
         weights.sub_(0.1 * gradient.cpu())
 
     return step, lambda: [weights]
@@ -83,10 +85,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=("ddp", "fsdp", "copies"), default="ddp")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--size", type=int, default=1 << 16, help="parameters of `copies`")
     options = parser.parse_args()
     torch.cuda.set_device(LOCAL)
     dist.init_process_group("nccl")
-    step, parameters = copied() if options.kind == "copies" else trained(options.kind)
+    step, parameters = copied(options.size) if options.kind == "copies" else trained(options.kind)
     for number in range(options.steps):
         began = time.monotonic()
         step(number)

@@ -7,7 +7,8 @@
 
 Runs: native; remote and undisturbed; remote, rank 1 moved to the other node and back; remote, the worker of the last
 rank killed. Two nodes share the device. Natively the ranks share one GPU by NCCL_HOSTID, over sockets (its sums of more
-than two ranks have another order). Writes DATE-gangs.json to --output ($OUT, or bench/results).
+than two ranks have another order). Writes DATE-gangs.json to --output ($OUT, or bench/results), and
+of a run that failed the pool's logs.
 """
 
 from __future__ import annotations
@@ -141,6 +142,7 @@ def of_kind(pool: LocalPool, kind: str, options: argparse.Namespace) -> dict[str
             rows[name] = row = run()
         except SystemExit as failure:
             rows[name] = {"failed": str(failure)}
+            (options.output / f"gangs-{kind}-{name}.log").write_text(f"{failure}\n{pool.logs()}")
             print(f"{kind} {name}: FAILED {failure}", flush=True)
             continue
         same = row["digest"] == next(iter(rows.values())).get("digest")

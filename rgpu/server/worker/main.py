@@ -518,6 +518,7 @@ def main() -> None:
     fixed = ensure_fixed("rgpu.server.worker.main", sys.argv[1:])
     configure_logging(level=options.log_level)
     faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
+    faulthandler.register(signal.SIGUSR1)  # and so does `kill -USR1`: of a worker that stands still
     structlog.contextvars.bind_contextvars(pid=os.getpid())
     if not fixed:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")

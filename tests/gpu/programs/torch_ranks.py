@@ -41,7 +41,7 @@ def brought(shape, dtype=torch.float32, seed=0, rank=RANK):
 
 def show(label, *tensors):
     if RANK == 0:
-        digest(label, *tensors)
+        digest(label.replace(", ", "-").replace(" ", "-"), *tensors)
 
 
 def collectives():

@@ -3,8 +3,9 @@
 
 API Result fake_inject(int error) { return injected = error, 0; }
 API Result fake_print_at(int how) { return print_at = how, 0; }
-API Result fake_reset() { return loads_wait = false, print_at = 0, injected = 0, sticky = 0, starved = 0; }
+API Result fake_reset() { return loads_wait = false, queue = 0, print_at = 0, injected = 0, sticky = 0, starved = 0; }
 API Result fake_loads_wait(int on) { return loads_wait = on, 0; }
+API Result fake_queue(int most) { return queue = static_cast<unsigned>(most), 0; }
 API Result fake_out_of_memory(int count) { return starved = count, 0; }
 API long fake_launches() { return launches; }
 

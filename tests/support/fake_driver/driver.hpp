@@ -83,6 +83,7 @@ inline std::atomic<long> launches{0};
 inline auto &streams_lock = *new std::mutex;  // behind `lock`
 inline auto &streams = *new std::vector<Stream *>;
 inline std::atomic<bool> loads_wait{false};
+inline std::atomic<unsigned> queue{0};  // of a stream; 0: without end
 inline std::atomic<int> print_at{0};
 inline auto &variables_lock = *new std::mutex;  // behind the others
 inline auto &variables = *new std::map<Ptr, Variable>;

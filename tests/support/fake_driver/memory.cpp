@@ -1,5 +1,5 @@
 // Memory, copies and memsets of the fake driver. "Device" memory is ordinary memory at the address asked for. After
-// fake_loads_wait(1) unregistering memory waits for all streams, as it may on a real driver.
+// fake_loads_wait(1) unregistering and freeing host memory waits for all streams, as it may on a real driver.
 #include "driver.hpp"
 
 #include <fcntl.h>
@@ -94,7 +94,7 @@ API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<P
 API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
 API Result cuMemAllocAsync(Ptr *at, size_t size, void *) { return cuMemAlloc_v2(at, size); }
 API Result cuMemFreeAsync(Ptr at, void *stream) { return give_once(stream, [=] { free(reinterpret_cast<void *>(at)); }); }
-API Result cuMemFreeHost(void *at) { return unpin(at), free(at), 0; }
+API Result cuMemFreeHost(void *at) { return rest(), unpin(at), free(at), 0; }
 
 API Result cuMemHostRegister_v2(void *at, size_t size, unsigned) { return pin(at, size); }
 API Result cuMemHostUnregister(void *at) { return rest(), unpin(at); }

@@ -1,6 +1,6 @@
 // Streams, events and waits of the fake driver. Each stream is a thread that runs its work in order.
 // FAKE_DRIVER_DELAY_US: each piece of work takes that long. After fake_print_at(2) cuStreamSynchronize does not return
-// before that is changed.
+// before that is changed. After fake_queue(n) no stream takes more than n pieces of work: who gives more waits.
 #include "driver.hpp"
 
 void fake::Stream::run() {
@@ -47,7 +47,8 @@ Result fake::give(void *handle, std::function<bool()> work) {
     if (sticky) return sticky;
     if (int error = injected.exchange(0)) return error;
     if (of(handle)->context != current) return 201;
-    std::lock_guard guard(lock);
+    std::unique_lock guard(lock);
+    changed.wait(guard, [&] { return !queue || of(handle)->work.size() < queue; });
     of(handle)->work.push_back(std::move(work));
     of(handle)->given.notify_one();
     return 0;

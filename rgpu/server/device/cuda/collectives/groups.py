@@ -47,8 +47,8 @@ class Staged:
         self._operation, self._reads, self._writes = operation, reads, writes
         self.buffers: list[Buffer] = []
         scalar = operation.data_type.size if operation.reduction is Reduction.PREMULSUM and operation.on_device else 0
-        self._sent, self._scalar, self._received = (
-            self._take(size, staging) for size in (reads, scalar, writes))
+        # One buffer for both: all of a group is read before anything of it is written.
+        self._data, self._scalar = self._take(max(reads, writes), staging), self._take(scalar, staging)
         self._scalar_size = scalar
 
     def _take(self, size: int, staging: Staging) -> Buffer | None:
@@ -59,27 +59,27 @@ class Staged:
 
     def read(self, address: int, size: int) -> bytes:
         """See :meth:`rgpu.server.collectives.matching.Memory.read`."""
-        buffer = self._sent if address == self._operation.send and self._sent is not None else self._scalar
+        buffer = self._data if address == self._operation.send and self._reads else self._scalar
         assert buffer is not None, "an operation reads what it did not name"
         return buffer.bytes[:size].tobytes()
 
     def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
         """See :meth:`rgpu.server.collectives.matching.Memory.write`."""
-        assert self._received is not None, "an operation writes what it did not name"
-        self._received.bytes[:data.size] = data
+        assert self._data is not None, "an operation writes what it did not name"
+        self._data.bytes[:data.size] = data
 
     def bring(self, stream: Any) -> None:
         """Have the stream copy what the operation reads. Raises :class:`DeviceError`."""
         operation = self._operation
-        for buffer, address, size in ((self._sent, operation.send, self._reads),
+        for buffer, address, size in ((self._data, operation.send, self._reads),
                                       (self._scalar, operation.scalar, self._scalar_size)):
-            if buffer is not None:
+            if buffer is not None and size:
                 check(driver.cuMemcpyDtoHAsync(buffer.address, address, size, stream), "cuMemcpyDtoHAsync")
 
     def deliver(self, stream: Any) -> None:
         """Have the stream copy what was written. Raises :class:`DeviceError`."""
-        if self._received is not None:
-            check(driver.cuMemcpyHtoDAsync(self._operation.receive, self._received.address, self._writes, stream),
+        if self._data is not None and self._writes:
+            check(driver.cuMemcpyHtoDAsync(self._operation.receive, self._data.address, self._writes, stream),
                   "cuMemcpyHtoDAsync")
 
 
@@ -123,7 +123,7 @@ class Collectives:
             return
         group = self.communicators.group(operations)
         handles = {stream: self._work.stream(stream) for stream in group.streams}
-        self._await_room(sum(reads + writes for _, reads, writes in group.extents()))
+        self._await_room(sum(max(reads, writes) for _, reads, writes in group.extents()))
         staged: list[Staged] = []
         gate = self._gates.take()
         try:
@@ -166,7 +166,7 @@ class Collectives:
         """Give the host memory back; nothing uses it any more."""
         self._gpus.use()
         self._recycle(lambda seq: True)
-        self._staging.close()
+        self._staging.trim(0)
         self._gates.close()
 
     # -- giving ---------------------------------------------------------------------
@@ -224,6 +224,8 @@ class Collectives:
             for one in given.staged:
                 for buffer in one.buffers:
                     self._staging.give(buffer)
+        if not self._given:
+            self._staging.trim()
 
     # -- taking part, in threads of its own --------------------------------------------
     def _watch(self) -> None:
@@ -260,7 +262,7 @@ class Collectives:
             log.exception("a collective failed", call=given.seq, group=str(given.group))
             self._work.error.note(CUDA_ERROR_UNKNOWN, f"{given.group}: {error}")
         finally:
-            self._rest(given, False)
             self._gates.open(given.gate)
+            self._rest(given, False)
             with self._changed:
                 self._threads.discard(threading.current_thread())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from rgpu.server.device.cuda.errors import check
 
 LEAST = 1 << 16  #: bytes of a buffer
 MOST_KEPT = 1 << 30  #: bytes of buffers that nothing uses
+WASTE = 2  #: how many times as large as asked for a buffer may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,44 +26,45 @@ class Buffer:
 
 
 class Staging:
-    """Buffers of one device, of any of its GPUs; methods need a context current. Not locked."""
+    """Buffers of one device, of any of its GPUs; methods need a context current. Not locked.
+
+    Giving host memory back waits for the device, which may stand at a gate: only :meth:`trim` does it.
+    """
 
     def __init__(self) -> None:
         self.used = 0  #: bytes of buffers that were taken
-        self._kept: dict[int, list[Buffer]] = {}  #: by their size
+        self._kept: list[Buffer] = []  #: the smallest first
         self._kept_bytes = 0
 
     def take(self, size: int) -> Buffer:
         """Return a buffer of at least ``size`` bytes, not cleared. Raises :class:`rgpu.session.errors.DeviceError`."""
         size = rounded(size)
-        self.used += size
-        if kept := self._kept.get(size):
-            self._kept_bytes -= size
-            return kept.pop()
-        try:
+        at = bisect.bisect_left(self._kept, size, key=_size)
+        if at < len(self._kept) and _size(self._kept[at]) <= WASTE * size:
+            buffer = self._kept.pop(at)
+            self._kept_bytes -= _size(buffer)
+        else:
             address = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
-        except BaseException:
-            self.used -= size
-            raise
-        return Buffer(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+            buffer = Buffer(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+        self.used += _size(buffer)
+        return buffer
 
     def give(self, buffer: Buffer) -> None:
         """Keep a buffer for another use; the device is done with it."""
-        size = buffer.bytes.size
-        self.used -= size
-        if self._kept_bytes + size > MOST_KEPT:
-            driver.cuMemFreeHost(buffer.address)
-            return
-        self._kept_bytes += size
-        self._kept.setdefault(size, []).append(buffer)
+        self.used -= _size(buffer)
+        self._kept_bytes += _size(buffer)
+        bisect.insort(self._kept, buffer, key=_size)
 
-    def close(self) -> None:
-        """Give back what is kept."""
-        for buffers in self._kept.values():
-            for buffer in buffers:
-                driver.cuMemFreeHost(buffer.address)
-        self._kept.clear()
-        self._kept_bytes = 0
+    def trim(self, most: int = MOST_KEPT) -> None:
+        """Give back what is kept beyond so many bytes, the smallest first. No stream may stand at a gate."""
+        while self._kept_bytes > most:
+            buffer = self._kept.pop(0)
+            self._kept_bytes -= _size(buffer)
+            driver.cuMemFreeHost(buffer.address)
+
+
+def _size(buffer: Buffer) -> int:
+    return int(buffer.bytes.size)
 
 
 def rounded(size: int) -> int:

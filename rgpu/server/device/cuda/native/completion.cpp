@@ -86,12 +86,26 @@ void Engine::tally() {
     else worked_ns_ += now - active_since_;
 }
 
+// Whoever opens the gates calls this: not with mutex_, which is held inside the driver by a thread that may wait there
+// for a stream at a gate.
 void Engine::rest(uint64_t number, bool resting) {
-    std::lock_guard lock(mutex_);
-    auto found = streams_.find(number);  // and no call of the driver: another thread may be inside it
-    if (found == streams_.end() || found->second->resting == resting) return;
-    found->second->resting = resting;
-    if (found->second->active) resting_ += resting ? 1 : -1;
+    std::lock_guard lock(rests_mutex_);
+    rests_.emplace_back(number, resting);
+}
+
+void Engine::take_rests() {
+    {
+        std::lock_guard lock(rests_mutex_);
+        if (rests_.empty()) return;
+        rests_.swap(resting_now_);
+    }
+    for (const auto &[number, resting] : resting_now_) {
+        auto found = streams_.find(number);
+        if (found == streams_.end() || found->second->resting == resting) continue;
+        found->second->resting = resting;
+        if (found->second->active) resting_ += resting ? 1 : -1;
+    }
+    resting_now_.clear();
     tally();
 }
 
@@ -130,6 +144,7 @@ void Engine::mark_stream(Stream &stream) {
 
 bool Engine::collect() {
     use();
+    take_rests();
     bool moved = false;
     const size_t before = pending_;
     for (size_t i = 0; i < active_.size();) {
@@ -318,9 +333,12 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
 // False: interrupted. What runs longer than the goal is not run ahead of by more than a few calls.
 bool Engine::keep_pace() {
     if (pending_ <= ahead_ || applied() < patient_until_) return true;
-    const int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + kPatience, true);
+    int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + kPatience, true);
+    // Behind a gate the driver's queue must not fill up: who gives more then waits inside it, with its locks and ours.
+    const auto room = [&] { return pending_ < kMost || !resting_; };
+    while (got == 0 && (got = wait_until(room, now_ns() + kPatience, true)) == 0) {}
     // The device's work may wait for a call that was not applied yet (SEMANTICS 19).
-    if (got == 0) patient_until_ = applied() + kMarkEvery;
+    if (got > 0 && pending_ > ahead_ / 2 + 1) patient_until_ = applied() + kMarkEvery;
     return got >= 0;
 }
 

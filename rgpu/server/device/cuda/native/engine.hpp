@@ -330,6 +330,7 @@ class Engine {
     void mark_stream(Stream &stream);
     void boundary(Stream &stream);
     void tally();
+    void take_rests();
     bool collect();
     void reach(Stream &stream, uint64_t tick, CUresult result);
     void act(Action &action, CUresult result);
@@ -417,6 +418,8 @@ class Engine {
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
     size_t resting_ = 0;  // of the active streams
+    std::mutex rests_mutex_;  // never held while anything else is waited for
+    std::vector<std::pair<uint64_t, bool>> rests_, resting_now_;  // what `rest` was told, and not yet counted
     bool works_ = false;
     uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, how long before
 

@@ -158,6 +158,26 @@ def test_ranks_elsewhere_and_a_driver_that_waits(gang: Gang, device: Any) -> Non
     assert gang.of(0).read(0, 4) != bytes(4)
 
 
+def test_ranks_elsewhere_and_a_queue_that_is_full(gang: Gang, device: Any) -> None:
+    """Whoever gives the stream more waits in the driver, also with the engine's lock: the group still goes on."""
+    for most in range(12, 46):  # a marker, which is given with the lock, is one of some thirty calls
+        data = contents(3, COUNT * 4, most, DataType.FLOAT32)
+        for rank, part in enumerate(data):
+            gang.of(rank).call("write", rank, part)
+        driver().fake_queue(most)
+        gang.of(1).group(operation(1, Kind.ALL_REDUCE))
+        giving = threading.Thread(target=lambda: [gang.of(1).call("write", 1, bytes(4)) for _ in range(40)])
+        giving.start()
+        time.sleep(0.05)
+        assert giving.is_alive(), "the queue is not full"
+        for rank in (0, 2):
+            gang.of(rank).group(operation(rank, Kind.ALL_REDUCE))
+        giving.join(20)
+        assert not giving.is_alive(), most
+        driver().fake_queue(0)
+        assert gang.of(0).read(0, COUNT * 4) == gang.of(2).read(2, COUNT * 4) != bytes(COUNT * 4)
+
+
 def test_what_a_lost_worker_brought_is_had_again(gang: Gang) -> None:
     """The others go on; the one that replays gets theirs out of their logs."""
     for step in range(3):

@@ -109,9 +109,10 @@ def test_imports_that_do_not_fit(runtime: SessionRuntime, journal: Journal, wron
 
 
 def test_a_stream_waits_for_another_sessions_event(runtime: SessionRuntime, journal: Journal) -> None:
-    runtime.loop.take(journal("memset", destination=FLAG, pitch=4, width=1, height=1, element=4, value=0, stream=18)
-                      + journal.launch(WAIT_FLAG, struct.pack("<Q", FLAG))
-                      + journal.write(b"after") + journal("event_record", event=20, stream=18, flags=0))
+    runtime.loop.take(journal("memset", destination=FLAG, pitch=4, width=1, height=1, element=4, value=0, stream=18))
+    assert runtime.device.drain(20)  # else it may come behind the write that lets the kernel go
+    runtime.loop.take(journal.launch(WAIT_FLAG, struct.pack("<Q", FLAG)) + journal.write(b"after")
+                      + journal("event_record", event=20, stream=18, flags=0))
     token = bytes(done(runtime, journal, "event_export", event=20, context=16, secret=bytes(16)).token)
     runtime.loop.take(journal("event_mark", event=20))
     assert token[8] == TokenKind.EVENT
