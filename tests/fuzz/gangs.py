@@ -13,6 +13,7 @@ from rgpu.link.messages.ranks import (
     ASK_ID_LAYOUT,
     CONTRIBUTIONS,
     FLOOR,
+    GO_BACK,
     HOLDS,
     KEPT,
     KEPT_HEAD_LAYOUT,
@@ -20,6 +21,7 @@ from rgpu.link.messages.ranks import (
     REFILL,
     Ask,
     Floor,
+    GoBack,
     Never,
     Refill,
 )
@@ -60,6 +62,9 @@ class SharedStub:
 
     def never(self, rank: int, key: Key) -> str:
         return f"session {self.members[rank]} has left" if rank == 2 else ""
+
+    def again(self, key: Key) -> bool:
+        return bool(key[2] % 2) and all(self.members[rank] for rank in key[:2] if rank >= 0)
 
     def taken(self, key: Key) -> bool:
         return key[2] < 3
@@ -139,7 +144,7 @@ def _link_seeds() -> list[bytes]:
             _message(FLOOR, pack(Floor(UNIQUE, 2))) + _message(REFILL, pack(Refill(0, UNIQUE))),
             _message(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(1) + b"\1" + whole) + _message(HOLDS, ASK_ID_LAYOUT.pack(1)),
             _message(KEPT, KEPT_HEAD_LAYOUT.pack(0, *HERE) + b"\0" + whole[:9])
-            + _message(NEVER, pack(Never(2, "over")))]
+            + _message(NEVER, pack(Never(2, "over", True))) + _message(GO_BACK, pack(GoBack(UNIQUE, HERE, "none")))]
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = {

@@ -47,6 +47,8 @@ def main() -> None:
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             raise RuntimeError(f"something that is imported here has started {threads - 1} threads: a process with "
                                "threads cannot fork an agent; set RGPU_RESIDENT=off")
+        if _told:
+            sys.exit(0)
         resident = Resident(text, path, Path(root), lock, float(idle))
     except SystemExit:  # it was told to end
         mark.unlink(missing_ok=True)
@@ -81,7 +83,7 @@ class Resident:
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         until = time.monotonic() + self._idle
-        while time.monotonic() < until and self._needed():
+        while time.monotonic() < until and self._needed() and not _told:
             if poller.poll(1000 * min(LOOK_SECONDS, self._idle)):
                 if _stamps() != self._files:
                     return
@@ -134,6 +136,15 @@ class Resident:
             os._exit(0)
 
 
+_told: list[int] = []  #: signals that told this process to end
+
+
+def _end(number: int, frame: object) -> None:
+    """Noted as well: what is just being imported, or a finalizer, may swallow the exception."""
+    _told.append(number)
+    sys.exit(0)
+
+
 def _settle() -> None:
     """Have what a run's agent is to have, whatever the process was started from."""
     for number in signal.valid_signals():
@@ -141,7 +152,7 @@ def _settle() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are nobody's to wait for
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
     os.umask(0o077)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write("rgpu-resident")

@@ -19,6 +19,9 @@ ASK = 32
 FLOOR = 33
 #: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.
 REFILL = 37
+#: What NEVER said the answerer can bring again is needed: its worker ends, and its session begins again at its
+#: checkpoint.
+GO_BACK = 39
 
 # answerer → asker
 #: A piece of what some wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
@@ -62,8 +65,18 @@ class Refill(msgspec.Struct):
     unique: bytes
 
 
+class GoBack(msgspec.Struct):
+    """GO_BACK: What NEVER said the answerer can bring again is needed: its worker ends, and its session begins again at its checkpoint."""
+
+    unique: bytes
+    #: as in ASK
+    key: tuple[int, int, int]
+    why: str
+
+
 class Never(msgspec.Struct):
     """NEVER: What was asked for will not come."""
 
     id: int
     why: str
+    again: bool = False  #: its session brings it again when it begins again at its checkpoint

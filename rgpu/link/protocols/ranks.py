@@ -26,10 +26,15 @@ RANKS = Protocol(
                 "int number", form=MAP, struct="Floor"),
         message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
                 "int id", "bytes unique", form=MAP, struct="Refill"),
+        message(39, "GO_BACK", TO, "What NEVER said the answerer can bring again is needed: its worker ends, and its "
+                "session begins again at its checkpoint.", "bytes unique", "tuple[int, int, int] key: as in ASK",
+                "str why", form=MAP, struct="GoBack"),
         message(34, "CONTRIBUTIONS", BACK, "A piece of what some wanted ranks brought: rows of rank, kind, type, "
                 "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
         message(35, "HOLDS", BACK, "What the asker's ranks brought is here.", "*AskId"),
-        message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why", form=MAP, struct="Never"),
+        message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why",
+                "bool again = False: its session brings it again when it begins again at its checkpoint", form=MAP,
+                struct="Never"),
         message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
                 "u8 last", "bytes(*) piece"),
     ),

@@ -120,6 +120,7 @@ class Log:
         self._most = most
         self._entries: OrderedDict[tuple[Unique, Key], Entry] = OrderedDict()
         self._listeners: list[Callable[[Unique, Key], None]] = []
+        self._held: set[tuple[Unique, Key]] = set()  #: that are not complete here
         self._floors: dict[Unique, dict[str, int]] = {}  #: by session: collectives below are never asked for again
 
     def listen(self, listener: Callable[[Unique, Key], None]) -> None:
@@ -136,11 +137,29 @@ class Log:
                     entry.size += len(contribution.data)
                     self.bytes += len(contribution.data)
             entry.seq = max(entry.seq, seq)
-            while self.bytes > self._most and len(self._entries) > 1:
-                self._drop(next(iter(self._entries)))
+            if self.bytes > self._most:
+                self._make_room((unique, key))
             self.changed.notify_all()
         for listener in self._listeners:
             listener(unique, key)
+
+    def _make_room(self, newest: tuple[Unique, Key]) -> None:
+        """Forget the oldest, but for the newest and those that are not complete here."""
+        for where in list(self._entries):
+            if self.bytes <= self._most:
+                return
+            if where != newest and where not in self._held:
+                self._drop(where)
+
+    def hold(self, unique: Unique, key: Key) -> None:
+        """Keep a collective whatever comes: it is not complete here, until :meth:`release`."""
+        with self.lock:
+            self._held.add((unique, key))
+
+    def release(self, unique: Unique, key: Key) -> None:
+        """Keep it as any other."""
+        with self.lock:
+            self._held.discard((unique, key))
 
     def get(self, unique: Unique, key: Key) -> dict[int, Contribution]:
         """Return what is there of a collective, by rank."""
@@ -196,12 +215,18 @@ class Log:
                           and where[1][0] < 0]:
                 self._drop(where)
 
+    def floor_of(self, unique: Unique, session: str) -> int:
+        """Return the number of the first collective that ``session`` may ask for again."""
+        with self.lock:
+            return self._floors.get(unique, {}).get(session, 0)
+
     def forget(self, unique: Unique) -> None:
         """Forget a communicator."""
         with self.lock:
             for where in [where for where in self._entries if where[0] == unique]:
                 self._drop(where)
             self._floors.pop(unique, None)
+            self._held = {where for where in self._held if where[0] != unique}
 
     def _drop(self, where: tuple[Unique, Key]) -> None:
         self.bytes -= self._entries.pop(where).size

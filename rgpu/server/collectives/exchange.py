@@ -18,6 +18,10 @@ class Shared(Protocol):
     def never(self, rank: int, key: Key) -> str:
         """Return why that rank of this session will bring nothing to it any more; empty: it did, or may."""
 
+    def again(self, key: Key) -> bool:
+        """Tell whether what this session's ranks brought to it, which is not kept any more, would be brought again if
+        the session began again at its newest checkpoint."""
+
     def taken(self, key: Key) -> bool:
         """Tell whether it is complete here, as far as is known: then what others brought was had."""
 

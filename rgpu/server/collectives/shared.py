@@ -64,6 +64,7 @@ class SharedMeeting:
             with self._log.lock:
                 posting.ready, posting.since = True, time.monotonic()
                 self._last[posting.rank] = posting
+            self._log.hold(self.unique, key)
             if posting.operation.kind is not Kind.RECEIVE:
                 self._log.put(self.unique, key, {posting.rank: self._read(posting)}, seq)
             self._exchange.ask(self.unique, key, self._wanted(posting),
@@ -110,6 +111,17 @@ class SharedMeeting:
             if key[2] < self._next.get((rank, *key[:2]), 0):
                 return f"what rank {rank} brought to it is not kept any more by session {self.members[rank]}"
             return f"rank {rank} has left the communicator" if rank in self._over else ""
+
+    def again(self, key: Key) -> bool:
+        """See :meth:`Shared.again`."""
+        with self._log.lock:
+            ranks = [key[0]] if key[0] >= 0 else range(self.ranks)
+            here = [rank for rank in ranks if self.members[rank] == self._exchange.session]
+            if self.aborted or not here or all(rank in self._log.get(self.unique, key) for rank in here):
+                return False
+            floor = self._log.floor_of(self.unique, self._exchange.session)
+            begun = all(key[2] < self._next.get((rank, *key[:2]), 0) for rank in here)
+            return begun and (key[2] >= floor if key[0] < 0 else not floor)
 
     def taken(self, key: Key) -> bool:
         """See :meth:`Shared.taken`."""
@@ -211,6 +223,7 @@ class SharedMeeting:
                 return
             self._open.pop(key, None)
             self._held.pop(key, None)
+            self._log.release(self.unique, key)
             self._log.changed.notify_all()
         self._exchange.settle(self.unique, key)
 

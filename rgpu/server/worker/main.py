@@ -101,11 +101,12 @@ class Worker:
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
         self.link: AgentLink | None = None
+        self._going_back = False
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
         self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
                                "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
-                           lambda: self.state == "incoming")
+                           lambda: self.state == "incoming", self._go_back)
         device.reach_ranks(self.ranks)
         self.runtime.share(Sharing(session, self._ask_for_tie, lambda: self.state != "running" or self.runtime.paused,
                                    self._shares, self._severed))
@@ -358,6 +359,22 @@ class Worker:
         with self._lock:
             if self.link is not None:
                 self.link.notice("shared", peer=peer)
+
+    def _go_back(self, why: str) -> bool:
+        """Another member of a gang replays, and needs what this one brought before: its journal brings it again."""
+        if self.state != "running" or self._going_back:
+            return False
+        self._going_back = True
+        log.warning("the worker ends, and its session begins again at its checkpoint", reason=why)
+        self.report("goes_back", pid=os.getpid(), reason=why)
+        threading.Thread(target=self._end_without_daemon, args=("a member of its gang needs what it brought",),
+                         daemon=True).start()
+        return True
+
+    def _end_without_daemon(self, why: str) -> None:
+        time.sleep(FAULT_SECONDS)
+        log.error("no daemon ended the worker: it ends", reason=why)
+        end_process()
 
     def _severed(self, peer: str) -> None:
         """What another session wrote is lost with its worker: this one has no consistent state any more, and ends."""

@@ -150,6 +150,31 @@ def test_another_version_of_a_file_starts_another_resident(fresh: ResidentUser) 
     assert fresh.ready() != first
 
 
+SWALLOWS = """
+import os, signal, sys, time
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rgpu.link.data.proofs" and open("/proc/self/comm").read().strip() == "rgpu-resident":
+            open({told!r}, "w").close()
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            except BaseException:
+                pass
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_it_ends_when_told_so_while_it_begins(fresh: ResidentUser) -> None:
+    """Also where what it imports just then swallows the exception."""
+    told = fresh.runtime / "told"
+    (fresh.runtime / "sitecustomize.py").write_text(SWALLOWS.format(told=str(told)))
+    fresh.environment["PYTHONPATH"] = f"{ROOT}:{fresh.runtime}"
+    assert fresh.run("--lazy", "--", "true")[0] == 0
+    eventually(told.exists)
+    eventually(lambda: not fresh.residents(), fresh.files, 20)
+
+
 def test_it_ends_when_idle(fresh: ResidentUser) -> None:
     fresh.environment["RGPU_RESIDENT_IDLE"] = "1s"
     assert fresh.run("--", "true")[0] == 0

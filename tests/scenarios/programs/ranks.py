@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-COUNT, FLOAT32, SUM, REMOTE_ERROR = 4096, 7, 0, 6
+COUNT = int(os.environ.get("COUNT", "4096"))  # of parameters
+FLOAT32, SUM, REMOTE_ERROR = 7, 0, 6
 
 
 def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 HOSTS = ("node-a", "node-b", "node-c", "node-a")
 
 
-def expected(steps: int) -> str:
-    return subprocess.run([sys.executable, PROGRAMS / "ranks.py", "--expected", str(len(HOSTS)), str(steps)],
-                          capture_output=True, text=True, check=True).stdout.split()[1]
+def expected(steps: int, ranks: int = len(HOSTS), count: int = 4096) -> str:
+    return subprocess.run([sys.executable, PROGRAMS / "ranks.py", "--expected", str(ranks), str(steps)],
+                          env={**os.environ, "COUNT": str(count)}, capture_output=True, text=True,
+                          check=True).stdout.split()[1]
 
 
 def released(pool: LocalPool, name: str) -> Path:
@@ -29,11 +31,11 @@ def released(pool: LocalPool, name: str) -> Path:
     return pool.folder / f"{name}.released"
 
 
-def train(pool: LocalPool, name: str, steps: int, seconds: int) -> list[Program]:
-    programs = [pool.run(sys.executable, str(PROGRAMS / "ranks.py"), str(pool.folder / name), str(rank), "4",
-                         str(steps), str(seconds), str(released(pool, name)), name=f"{name}-{rank}",
+def train(pool: LocalPool, name: str, steps: int, seconds: int, hosts: Sequence[str] = HOSTS) -> list[Program]:
+    programs = [pool.run(sys.executable, str(PROGRAMS / "ranks.py"), str(pool.folder / name), str(rank),
+                         str(len(hosts)), str(steps), str(seconds), str(released(pool, name)), name=f"{name}-{rank}",
                          options=("--host", host))
-                for rank, host in enumerate(HOSTS)]
+                for rank, host in enumerate(hosts)]
     programs[0].wait_lines(3)
     return programs
 
@@ -81,6 +83,20 @@ def test_all_workers_are_lost_at_once(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         released(pool, "train").touch()
         assert {program.finish() for program in programs} == {expected(60)}, pool.logs()
+
+
+def test_a_member_needs_what_nobody_keeps(tmp_path: Path) -> None:
+    """More was brought since its checkpoint than anybody keeps: the other member begins again, too."""
+    count, steps = 1 << 22, 24  # 32 MiB a step; 512 are kept
+    with LocalPool(tmp_path, nodes=2) as pool:
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(count)}
+        programs = train(pool, "train", steps, 0, HOSTS[:2])
+        programs[0].wait_lines(steps - 2)
+        kill_worker(pool, "train-1")
+        released(pool, "train").touch()
+        assert {program.finish() for program in programs} == {expected(steps, 2, count)}, pool.logs()
+        said = [line["reason"] for line in pool.rgpu("history", "train-0")]
+        assert any("needs what was brought to collective" in reason for reason in said), said
 
 
 @pytest.mark.slow

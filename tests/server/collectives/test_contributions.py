@@ -49,6 +49,17 @@ def test_without_room_the_oldest_goes_first_and_the_newest_stays() -> None:
     assert log.keys(UNIQUE) == [(-1, -1, 4)]
 
 
+def test_what_is_not_complete_stays() -> None:
+    log = Log(most=20)
+    log.hold(b"u", (-1, -1, 0))
+    for number in range(4):
+        log.put(b"u", (-1, -1, number), {0: brought()})
+    assert [key[2] for key in log.keys(b"u")] == [0, 3]
+    log.release(b"u", (-1, -1, 0))
+    log.put(b"u", (-1, -1, 4), {0: brought()})
+    assert [key[2] for key in log.keys(b"u")] == [3, 4]
+
+
 def test_contributions_from_outside() -> None:
     good = b"".join(encode({1: brought(), 0: brought(16)}))
     assert decode(good) == {0: brought(16), 1: brought()} and decode(b"".join(encode({}))) == {}

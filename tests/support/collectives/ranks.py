@@ -15,7 +15,7 @@ import numpy as np
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.server.collectives.communicators import Communicators
-from rgpu.server.collectives.contributions import Log
+from rgpu.server.collectives.contributions import MOST_BYTES, Log
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.device.cpu.work.collectives import submit
@@ -60,7 +60,7 @@ class Member:
     def __init__(self, gang: Gang, name: str, epoch: int = 1) -> None:
         self.gang, self.name, self.epoch = gang, name, epoch
         self.memory = np.zeros(2 << 20, np.uint8)
-        self.ranks = Ranks(name, Log(), self._dial, lambda: False)
+        self.ranks = Ranks(name, Log(gang.most), self._dial, lambda: False, self._go_back)
         self.streams = Streams(1)
         self.communicators = Communicators(lambda address, size: None)
         self.communicators.exchange = self.ranks
@@ -130,15 +130,20 @@ class Member:
     def _at(self, address: int, size: int) -> np.ndarray[Any, Any]:
         return self.memory[address:address + size]
 
+    def _go_back(self, why: str) -> bool:
+        self.gang.sent_back.append((self.name, self.epoch, why))
+        return True
+
     def _dial(self, peer: str, linked: int) -> None:
         threading.Thread(target=self.gang.link, args=(self, peer, linked), daemon=True).start()
 
 
 class Gang:
-    """Sessions whose ranks are one communicator's. ``members``: the session of each rank."""
+    """Sessions whose ranks are one communicator's. ``members``: the session of each rank; ``most``: bytes of a log."""
 
-    def __init__(self, members: Sequence[str]) -> None:
-        self.members = list(members)
+    def __init__(self, members: Sequence[str], most: int = MOST_BYTES) -> None:
+        self.members, self.most = list(members), most
+        self.sent_back: list[tuple[str, int, str]] = []  #: sessions that were to begin again: name, epoch, why
         self.over: dict[str, str] = {}
         self.counts: dict[tuple[int, int, int], int] = {}  #: of operations, as the programs' libraries count
         self._linking = threading.Lock()

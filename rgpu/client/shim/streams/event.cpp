@@ -145,7 +145,8 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   if (event->imported) return api_.leave(destroy_imported(*event));
   wire::EventDestroy call{};
   call.event = event->number;
-  return api_.leave(submit(call));
+  if (CUresult r = submit(call); r || !event->exported) return api_.leave(r);
+  return api_.leave(await(wire::Applied{}));  // a process that is told of it may not open it any more
 }
 
 CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {

@@ -16,6 +16,7 @@ from rgpu.link.messages.ranks import (
     ASK_ID_LAYOUT,
     CONTRIBUTIONS,
     FLOOR,
+    GO_BACK,
     HOLDS,
     KEPT,
     KEPT_HEAD_LAYOUT,
@@ -23,6 +24,7 @@ from rgpu.link.messages.ranks import (
     REFILL,
     Ask,
     Floor,
+    GoBack,
     Never,
     Refill,
 )
@@ -84,10 +86,11 @@ class _Client:
 
 
 class Answering:
-    """See the module docstring. ``shared``: communicators of this session, by their names."""
+    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint;
+    False: not now."""
 
-    def __init__(self, contributions: Log) -> None:
-        self._log = contributions
+    def __init__(self, contributions: Log, go_back: Callable[[str], bool] = lambda why: False) -> None:
+        self._log, self._go_back = contributions, go_back
         self._lock = threading.RLock()
         self._clients: set[_Client] = set()
         self._shared: dict[Unique, Shared] = {}
@@ -146,6 +149,9 @@ class Answering:
         if kind == REFILL:
             self._refill(client, msgspec.msgpack.decode(body, type=Refill))
             return
+        if kind == GO_BACK:
+            self._return(client, msgspec.msgpack.decode(body, type=GoBack))
+            return
         if kind != ASK:
             raise Corrupt(f"a message of type {kind} on a rank link", reason="message")
         ask = msgspec.msgpack.decode(body, type=Ask)
@@ -157,6 +163,18 @@ class Answering:
                 raise Corrupt(f"{MOST_PENDING} questions wait on one rank link", reason="questions")
             client.pending[ask.id] = ask
         self._answer(client, ask)
+
+    def _return(self, client: _Client, asked: GoBack) -> None:
+        """Begin again at the checkpoint, where the asker is an owner and what it lacks is brought again by that."""
+        with self._lock:
+            shared = self._shared.get(asked.unique)
+        if shared is None or client.asker.session not in shared.members or client.asker.replaying:
+            return
+        if any(not -1 <= rank < len(shared.members) for rank in asked.key[:2]):
+            raise Corrupt("GO_BACK on a rank link names impossible ranks", reason="rank")
+        if shared.again(asked.key):
+            self._go_back(f"session {client.asker.session} begins again, and needs what was brought to collective "
+                          f"{asked.key[2]}: {asked.why}"[:300])
 
     def _refill(self, client: _Client, asked: Refill) -> None:
         """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
@@ -201,10 +219,11 @@ class Answering:
             if not ask.want and not ask.own:
                 del client.pending[ask.id]
                 return
+            again = not why and not ask.now and not client.asker.replaying and shared.again(ask.key)
             why = why or self._why_never(ask, shared, here)
             if why:
                 del client.pending[ask.id]
-                client.tell(NEVER, msgspec.msgpack.encode(Never(ask.id, why)))
+                client.tell(NEVER, msgspec.msgpack.encode(Never(ask.id, why, again)))
 
     def _why_never(self, ask: Ask, shared: Shared, here: Mapping[int, object]) -> str:
         if ask.now:

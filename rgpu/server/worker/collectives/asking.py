@@ -20,6 +20,7 @@ from rgpu.link.messages.ranks import (
     ASK_ID_LAYOUT,
     CONTRIBUTIONS,
     FLOOR,
+    GO_BACK,
     HOLDS,
     KEPT,
     KEPT_HEAD_LAYOUT,
@@ -27,6 +28,7 @@ from rgpu.link.messages.ranks import (
     REFILL,
     Ask,
     Floor,
+    GoBack,
     Never,
     Refill,
 )
@@ -45,6 +47,7 @@ TICK = 0.05
 #: s without an answer after which it is asked whether the one that is linked still owns the session: a worker that was
 #: cut off may not know that it does not
 DOUBT = 5.0
+MOST_BACK = 3  #: times that one session is sent back by this worker
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -62,7 +65,8 @@ class Asking:
         self._session, self._log, self._dial, self._replaying = session, contributions, dial, replaying
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
-        self._questions = Questions(session, self._holds, self._lost)
+        self._questions = Questions(session, self._holds, self._lost, self._send_back)
+        self._sent_back: dict[str, set[int]] = {}  #: by session: the epochs at which it was asked to go back
         self._shared: dict[Unique, Shared] = {}
         self._links: dict[str, SealedConnection] = {}
         self._epochs: dict[str, int] = {}
@@ -240,7 +244,7 @@ class Asking:
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
             with self._lock:
-                self._send(self._questions.never(said.id, said.why))
+                self._send(self._questions.never(said.id, said.why, said.again))
             return
         if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
             self._take_kept(body, pieces)
@@ -287,6 +291,18 @@ class Asking:
         ranks = question.want or question.own if question.key[0] < 0 else question.key[:2]
         names = ", ".join(f"{rank} ({question.members[rank]})" for rank in ranks)
         self._later(self._shared[question.unique].lost, question.key, f"rank {names} brings nothing to it: {why}")
+
+    def _send_back(self, question: Question, session: str) -> bool:
+        """Have the session begin again at its checkpoint, once at each epoch; not for a move, which owns nothing."""
+        link, epochs = self._links.get(session), self._sent_back.setdefault(session, set())
+        if self._replaying() or (len(epochs) >= MOST_BACK and (link is None or link.epoch not in epochs)):
+            return False
+        if link is not None and link.epoch not in epochs:
+            epochs.add(link.epoch)
+            log.warning("a session is asked to begin again at its checkpoint", peer=session, epoch=link.epoch,
+                        collective=question.key[2], reason=question.why)
+            self._tell(session, GO_BACK, _encode(GoBack(question.unique, question.key, question.why)))
+        return True
 
     def _later(self, what: Callable[..., None], *args: Any) -> None:
         self._after.append(lambda: what(*args))

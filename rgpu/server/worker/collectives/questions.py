@@ -23,6 +23,7 @@ class Question:
     now: bool = False  #: with what is there: the session is asked in another one's stead
     tried: set[str] = field(default_factory=set)
     why: str = ""  #: why the session whose ranks they are does not answer
+    source: str = ""  #: that session, where it can bring again what nobody keeps
 
     @property
     def over(self) -> bool:
@@ -32,10 +33,12 @@ class Question:
 
 class Questions:
     """All that is open. Not locked. ``holds``: (question) its session has what the ranks here brought; ``lost``:
-    (question, why) nobody has what was wanted."""
+    (question, why) nobody has what was wanted; ``go_back``: (question, session) the session can bring it again: whether it
+    is to."""
 
-    def __init__(self, session: str, holds: Callable[[Question], None], lost: Callable[[Question, str], None]) -> None:
-        self._session, self._holds, self._lost = session, holds, lost
+    def __init__(self, session: str, holds: Callable[[Question], None], lost: Callable[[Question, str], None],
+                 go_back: Callable[[Question, str], bool]) -> None:
+        self._session, self._holds, self._lost, self._go_back = session, holds, lost, go_back
         self._ids = 0
         self.open: dict[int, Question] = {}
         self.gone: dict[str, str] = {}  #: sessions that are over, and why
@@ -73,10 +76,11 @@ class Questions:
             question.own = ()
             self._close_if_over(question)
 
-    def never(self, id: int, why: str) -> list[Question]:
+    def never(self, id: int, why: str, again: bool = False) -> list[Question]:
         """Note that a session will not answer: another one is asked, or the collective is lost. Return new questions.
 
-        Where the session has what it was to have, or is over, only what it was asked for is missing.
+        Where the session has what it was to have, or is over, only what it was asked for is missing. ``again``: the
+        session can bring it again; it is asked to where nobody keeps it, and the question stays open until it does.
         """
         question = self.open.pop(id, None)
         if question is None:
@@ -86,6 +90,8 @@ class Questions:
             return []
         if question.own:
             self._holds(question)  # nobody is there who could miss it
+        if again:
+            question.source = question.session
         return self._elsewhere(question, why) if question.want else []
 
     def is_gone(self, session: str, why: str) -> list[Question]:
@@ -109,13 +115,17 @@ class Questions:
                 and question.since < before]
 
     def _elsewhere(self, question: Question, why: str) -> list[Question]:
-        tried = question.tried | {question.session}
+        tried, question.why = question.tried | {question.session}, question.why or why
         for other in sorted(set(question.members) - tried - {self._session} - set(self.gone)):
             made = self._open(other, question.unique, question.key, question.members, question.want, (),
                               question.since)
-            made.now, made.tried, made.why = True, tried, question.why or why
+            made.now, made.tried, made.why, made.source = True, tried, question.why, question.source
             return [made]
-        self._lost(question, question.why or why)
+        if question.source and question.source not in self.gone and self._go_back(question, question.source):
+            self._open(question.source, question.unique, question.key, question.members, question.want, (),
+                       question.since)
+            return []
+        self._lost(question, question.why)
         return []
 
     def _open(self, session: str, unique: Unique, key: Key, members: Sequence[str], want: tuple[int, ...],

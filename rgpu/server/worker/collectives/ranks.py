@@ -15,13 +15,13 @@ from rgpu.server.worker.collectives.asking import Asking
 
 class Ranks:
     """Does what :class:`rgpu.server.collectives.exchange.Exchange` promises. ``dial``, ``replaying``: as for
-    :class:`.asking.Asking`."""
+    :class:`.asking.Asking`; ``go_back``: as for :class:`.answering.Answering`."""
 
     def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
-                 replaying: Callable[[], bool]) -> None:
+                 replaying: Callable[[], bool], go_back: Callable[[str], bool] = lambda why: False) -> None:
         self.session, self.log = session, log
         self._asking = Asking(session, self.log, dial, replaying)
-        self._answering = Answering(self.log)
+        self._answering = Answering(self.log, go_back)
         self._uniques: dict[Unique, Shared] = {}
 
     # -- the device -------------------------------------------------------------

@@ -13,8 +13,14 @@ class Asked:
     def __init__(self) -> None:
         self.held: list[tuple[str, tuple[int, ...]]] = []
         self.lost: list[tuple[str, str]] = []
+        self.back: list[str] = []
+        self.may_go_back = True
         self.questions = Questions("a", lambda one: self.held.append((one.session, one.own)),
-                                   lambda one, why: self.lost.append((one.session, why)))
+                                   lambda one, why: self.lost.append((one.session, why)), self._go_back)
+
+    def _go_back(self, one: Question, session: str) -> bool:
+        self.back.append(session)
+        return self.may_go_back
 
     def ask(self, own: tuple[int, ...] = (0,)) -> dict[str, Question]:
         made = self.questions.ask(UNIQUE, KEY, MEMBERS, range(4), own, {"b", "c"}, 0.0)
@@ -42,6 +48,20 @@ def test_what_one_does_not_have_is_asked_of_the_others() -> None:
     assert (instead.session, instead.want, instead.now) == ("b", (2,), True)
     assert asked.questions.never(instead.id, "nor here") == []
     assert asked.lost == [("b", "not kept")], "the first reason counts"
+
+
+def test_what_nobody_keeps_is_asked_again_of_who_goes_back() -> None:
+    asked = Asked()
+    made = asked.ask()
+    asked.questions.holds(made["c"].id)
+    (instead,) = asked.questions.never(made["c"].id, "not kept", again=True)
+    assert asked.questions.never(instead.id, "nor here") == [] and asked.back == ["c"] and not asked.lost
+    (again,) = asked.questions.of("c")
+    assert again.want == (2,) and not again.now and not again.tried, "it is asked once its next worker is linked"
+    asked.may_go_back = False
+    (instead,) = asked.questions.never(again.id, "not kept", again=True)
+    asked.questions.never(instead.id, "nor here")
+    assert asked.lost == [("b", "not kept")]
 
 
 def test_a_session_that_is_over_needs_nothing_and_brings_nothing() -> None:
@@ -76,7 +96,8 @@ def test_every_order_of_answers_ends() -> None:
             elif happened == 1:
                 asked.questions.holds(one.id)
             elif happened == 2:
-                asked.questions.never(one.id, "no")
+                asked.may_go_back = dice.random() < 0.5
+                asked.questions.never(one.id, "no", dice.random() < 0.5)
             else:
                 asked.questions.is_gone(one.session, "over")
         assert not asked.questions.open

@@ -102,6 +102,39 @@ def test_lost_workers_replay_while_the_others_go_on(gangs: list[Gang]) -> None:
     assert results(gang, COUNT * 4) == wanted
 
 
+def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: list[Gang]) -> None:
+    """A log without room: each of the others is asked once to begin again, and its replay brings it."""
+    alone = make(gangs, ALONE)
+    train(alone, range(6))
+    wanted = results(alone, COUNT * 4)
+    gang = Gang(SPREAD, most=COUNT * 4 * RANKS)  # one collective
+    gangs.append(gang)
+    train(gang, range(5))
+    results(gang, COUNT * 4)
+    gang.recover(gang.lose("b"), 2)
+    eventually(lambda: {name for name, _, _ in gang.sent_back} == {"a", "c"}, lambda: gang.sent_back, 20)
+    assert all("needs what was brought to collective 0" in why for _, _, why in gang.sent_back)
+    for name in ("a", "c"):
+        gang.recover(gang.lose(name), 2)
+    train(gang, [5])
+    assert results(gang, COUNT * 4) == wanted
+    assert sorted((name, epoch) for name, epoch, _ in gang.sent_back) == [("a", 1), ("c", 1)]
+
+
+def test_what_no_replay_brings_again_is_lost(gangs: list[Gang]) -> None:
+    """The other one's checkpoint is past it."""
+    gang = Gang(("a", "b"), most=COUNT * 8)
+    gangs.append(gang)
+    for number in range(5):
+        fill(gang, contents(2, COUNT * 4, number, DataType.FLOAT32))
+        give(gang, *(operation(rank, Kind.ALL_REDUCE, count=COUNT) for rank in range(2)))
+    [gang.of(rank).read(rank, 4) for rank in range(2)]
+    gang.sessions["a"].ranks.passed(gang.sessions["a"].seq)
+    again = gang.recover(gang.lose("b"), 2)
+    eventually(lambda: again.error == 911, lambda: again.detail, 20)
+    assert "not kept any more" in again.detail and not gang.sent_back
+
+
 def test_a_rank_that_is_over_ends_the_others_with_its_name(gangs: list[Gang]) -> None:
     gang = make(gangs, SPREAD)
     train(gang, range(2))
