@@ -19,8 +19,7 @@ ASK = 32
 FLOOR = 33
 #: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.
 REFILL = 37
-#: What NEVER said the answerer can bring again is needed: its worker ends, and its session begins again at its
-#: checkpoint.
+#: What NEVER said can be brought again is needed: the answerer begins again at its checkpoint.
 GO_BACK = 39
 
 # answerer → asker
@@ -66,11 +65,10 @@ class Refill(msgspec.Struct):
 
 
 class GoBack(msgspec.Struct):
-    """GO_BACK: What NEVER said the answerer can bring again is needed: its worker ends, and its session begins again at its checkpoint."""
+    """GO_BACK: What NEVER said can be brought again is needed: the answerer begins again at its checkpoint."""
 
     unique: bytes
-    #: as in ASK
-    key: tuple[int, int, int]
+    key: tuple[int, int, int]  #: as in ASK
     why: str
 
 

@@ -26,8 +26,8 @@ RANKS = Protocol(
                 "int number", form=MAP, struct="Floor"),
         message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
                 "int id", "bytes unique", form=MAP, struct="Refill"),
-        message(39, "GO_BACK", TO, "What NEVER said the answerer can bring again is needed: its worker ends, and its "
-                "session begins again at its checkpoint.", "bytes unique", "tuple[int, int, int] key: as in ASK",
+        message(39, "GO_BACK", TO, "What NEVER said can be brought again is needed: the answerer begins again at its "
+                "checkpoint.", "bytes unique", "tuple[int, int, int] key: as in ASK",
                 "str why", form=MAP, struct="GoBack"),
         message(34, "CONTRIBUTIONS", BACK, "A piece of what some wanted ranks brought: rows of rank, kind, type, "
                 "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),

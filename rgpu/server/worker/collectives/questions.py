@@ -33,8 +33,8 @@ class Question:
 
 class Questions:
     """All that is open. Not locked. ``holds``: (question) its session has what the ranks here brought; ``lost``:
-    (question, why) nobody has what was wanted; ``go_back``: (question, session) the session can bring it again: whether it
-    is to."""
+    (question, why) nobody has what was wanted; ``go_back``: (question, session) the session can bring it again:
+    whether it is to."""
 
     def __init__(self, session: str, holds: Callable[[Question], None], lost: Callable[[Question, str], None],
                  go_back: Callable[[Question, str], bool]) -> None:
