@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.agent.resident_user import ResidentUser
+from tests.support.eventually import eventually
+from tests.support.processes import state
 
 ASKS = "import os, sys; print(*(os.isatty(n) for n in range(3)), os.tcgetpgrp(0) == os.getpgrp(), " \
        "os.open('/dev/tty', os.O_RDWR) > 2)"
@@ -86,11 +88,13 @@ def test_control_c_reaches_the_program_once(terminal: Terminal) -> None:
 
 
 def test_control_z_stops_it_and_fg_goes_on(terminal: Terminal) -> None:
-    terminal.type(f"{terminal.rgpu} -- sh -c 'echo u''p; read word; echo re''ad $word.; exit 4'; echo status $?.")
-    terminal.until("up")
+    terminal.type(f"{terminal.rgpu} -- sh -c 'echo u''p $$.; read word; echo re''ad $word.; exit 4'; echo status $?.")
+    terminal.until("up ")
+    pid = int(terminal.until(".").strip())
     terminal.press(b"\x1a")
     terminal.until("Stopped")
     terminal.until("prompt> ")
+    eventually(lambda: state(pid) == "T")  # else its read, which is under way, may get what is typed to the shell
     terminal.type("jobs -r; echo none ru''ns; fg")
     terminal.until("none runs")
     time.sleep(0.5)  # bash has given the terminal away by then
