@@ -15,7 +15,7 @@ from rgpu.session.errors import DeviceError, TimedOut
 
 
 def take(device: Device, *, session: str, epoch: int, position: int, hash_key: bytes, live: Any, answers: Any = None,
-         printed: Any = None, contributions: Sequence[Any] = (), drain_seconds: float = 0.1,
+         printed: Any = None, contributions: Sequence[Any] = (), given: Any = msgspec.UNSET, drain_seconds: float = 0.1,
          without: Collection[tuple[int, int]] = ()) -> SessionState:
     """Everything but the pages' bytes, with the hash of each page.
 
@@ -39,7 +39,7 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
     return SessionState(
         session=session, epoch=epoch, position=position, hash_key=hash_key, regions=regions, live=live,
         events=device.event_states(), clock=device.clock(), answers=answers, printed=printed,
-        contributions=contributions or msgspec.UNSET,
+        contributions=contributions or msgspec.UNSET, given=given,
         device={"name": facts.name, "compute_capability": list(facts.compute_capability),
                 "driver_version": facts.driver_version})
 

@@ -139,6 +139,11 @@ class Checkpointing:
         self._using.release()
         return True
 
+    @property
+    def gave_way(self) -> str:
+        """Why it is given up; empty while it is not."""
+        return self._reason
+
     def _check(self) -> None:
         if self._reason:
             raise Refused(self._reason)

@@ -230,9 +230,13 @@ TABLE: tuple[Verb, ...] = (
     Verb("move.settle", NODE, NAMED, True, "The name of `move.reconcile` in 0.1, which leaders still send.",
          on=On.COMMAND, changes=True),
     Verb("session.image", NODE, NAMED, False,
-         "{session, image, limited} → {image, position, pages, bytes, pause_ms, …}; `limited`: its user's quota "
-         "bounds it.",
+         "{session, image, limited, cut} → {image, position, pages, bytes, pause_ms, given, peers, …}; `limited`: its "
+         "user's quota bounds it; `cut`: its moment is that of others, too.",
          on=On.COMMAND, changes=True),
+    Verb("session.cut", NODE, NAMED, True,
+         "{session, do, cut, attempt, target, seconds, wait, drain} → {ready, open, stands, drained, given}: close the "
+         "session's gate (`hold`), open it (`open`), let its checkpoint have its moment (`take`), or only tell (`look`).",
+         on=On.COMMAND),
     Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session.", on=On.COMMAND),
     Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device.",
          on=On.COMMAND, changes=True),

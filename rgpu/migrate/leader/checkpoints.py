@@ -2,50 +2,107 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from rgpu.link import effects
-from rgpu.migrate.leader.nodes import CHECKPOINT_SECONDS
+from rgpu.migrate.leader.cuts.cutting import Cutting
+from rgpu.migrate.leader.cuts.sharing import OVER, Sharing
+from rgpu.migrate.leader.cuts.writing import Writing, answer
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.locks import SessionLocks
 from rgpu.migrate.leader.term.pool_records import PoolRecords
-from rgpu.migrate.records import ownership
 from rgpu.migrate.records.schema import CheckpointName, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
-from rgpu.session.errors import LimitReached, NotFound, Refused
+from rgpu.session.errors import Fenced, LimitReached, NotFound, Refused, RgpuError
 
-#: What a node says a checkpoint cost: times in ms, sizes in bytes.
-CHECKPOINT_COST = ("pause_ms", "drain_ms", "total_ms", "cut_bytes", "paused_bytes", "raw_bytes", "unchanged_pages")
+KEEP = 3600.0  #: s that the newest one of sessions together is remembered
+FRESH = 1.0  #: s after which a checkpoint that was asked for by itself is not the answer to a further such request
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The newest checkpoint of sessions together. ``taken``: its moment; ``over``: monotonic s; ``error``: it failed."""
+
+    taken: float
+    over: float
+    answers: dict[str, dict[str, Any]]
+    error: RgpuError | None = None
 
 
 class Checkpoints:
-    """See the module docstring."""
+    """See the module docstring. Sessions that share communicators are checkpointed together (:mod:`.cuts`)."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks) -> None:
-        self.term, self.records, self.commands, self.locks = term, records, commands, locks
+        self.term, self.records, self.locks = term, records, locks
+        self.sharing, self.writing = Sharing(records, commands), Writing(term, commands)
+        self.cutting = Cutting(term, records, commands, self.sharing, self.writing)
         self._refused: set[tuple[str, float]] = set()  #: sessions (name, created) whose last one their quota refused
+        self._together: dict[str, Outcome] = {}  #: by session: the newest that it was one of
 
-    async def write(self, name: str, *, limited: bool = True) -> dict[str, Any]:
-        """Write a checkpoint and name it: {image, position, epoch, pages, bytes} and :data:`CHECKPOINT_COST`.
+    async def write(self, name: str, *, limited: bool = True, automatic: bool = False) -> dict[str, Any]:
+        """Write a checkpoint and name it: {image, position, epoch, pages, bytes} and :data:`.cuts.writing.CHECKPOINT_COST`.
 
         It begins behind a move or a recovery under way, and behind another checkpoint of the session. Writing may
         take long and holds up nobody: the session may be moved, ended, recovered meanwhile, and then the worker gives
-        the checkpoint up, or the record's epoch refuses its name. ``limited``: its user's quota bounds it. Raises what
-        the node raises, :class:`LimitReached`, :class:`Refused`, :class:`Fenced`.
+        the checkpoint up, or the record's epoch refuses its name. A session that shares communicators with others is
+        checkpointed with all of them (:mod:`.cuts`): also {together, put_off}. ``limited``: its user's quota bounds it.
+        ``automatic``: its agent asks for it, not a person. Raises what the node raises, :class:`LimitReached`,
+        :class:`Refused`, :class:`Fenced`.
         """
-        async with self.locks.checkpoint(name):
-            async with self.locks.session(name):
-                record = (await self.records.held(name)).record
+        asked = self.term.clock.monotonic()
+        async with self.locks.session(name):
+            members = await self.sharing.members(name)
+        async with AsyncExitStack() as locked:
+            for member in sorted(members):
+                await locked.enter_async_context(self.locks.checkpoint(member))
+            if len(members) > 1 and (done := self._done_meanwhile(name, asked, automatic)) is not None:
+                return done
+            for member in sorted(members):  # behind a move or a recovery of each
+                async with self.locks.session(member):
+                    members[member] = (await self.records.held(member)).record
+            members = {one: found for one, found in members.items() if one == name or found.state not in OVER}
+            record = members[name]
             try:
-                done = await self._write(record, limited)
+                done = (await self._write_together(members, limited))[name] if len(members) > 1 else \
+                    await self._write(record, limited)
             except LimitReached as error:
                 await self._tell_refused(record, error)
                 raise
             self._refused.discard((record.name, record.created))
             return done
+
+    def _done_meanwhile(self, name: str, asked: float, automatic: bool) -> dict[str, Any] | None:
+        """What answers the request, where a checkpoint of the members together was taken while this one waited.
+
+        Agents of several members ask at about the same time. Raises what that one failed with.
+        """
+        last = self._together.get(name)
+        if last is None or (last.taken < asked and not (automatic and last.over > asked - FRESH)):
+            return None
+        if last.error is not None:
+            raise last.error
+        return last.answers.get(name)
+
+    async def _write_together(self, members: dict[str, SessionRecord], limited: bool) -> dict[str, dict[str, Any]]:
+        """Checkpoints of all of them, by one cut."""
+        asked, clock = self.term.clock.monotonic(), self.term.clock
+        try:
+            done = await self.cutting.run(members, limited)
+            outcome = Outcome(done.taken, clock.monotonic(), done.answers)
+        except RgpuError as error:
+            outcome = Outcome(asked, clock.monotonic(), {}, error)
+            for member in () if isinstance(error, Fenced | LimitReached) else sorted(members):
+                await self.term.note("refuse_checkpoint", f"no checkpoint was written, and the session runs on: "
+                                     f"{error.message}", session=member, user=members[member].user)
+        self._together = {one: last for one, last in self._together.items() if last.over > asked - KEEP} | \
+            dict.fromkeys(members, outcome)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.answers
 
     async def _tell_refused(self, record: SessionRecord, error: LimitReached) -> None:
         """Write it down, once until one is written: an agent asks again each half minute."""
@@ -56,31 +113,21 @@ class Checkpoints:
                                  f"{error.message}", session=record.name, user=record.user)
 
     async def write_locked(self, name: str) -> dict[str, Any]:
-        """:meth:`write` for a caller that holds the session's lock, and needs it for the pool: no quota bounds it."""
-        return await self._write((await self.records.held(name)).record, False)
+        """:meth:`write` for a caller that holds the session's lock, and needs it for the pool: no quota bounds it.
 
-    async def _write(self, record: SessionRecord, limited: bool) -> dict[str, Any]:
-        name = record.name
-        if record.state != "running":
-            raise Refused(f"{name} is {record.state}, not running: {record.reason}", session=name)
-        epoch, owner, now = record.epoch, str(record.owner), self.term.clock.wall()
-        wanted = checkpoint_name(name, epoch, record.checkpoint.position if record.checkpoint else 0, now)
-        result = await self.commands.tell(owner, "session.image", {
-            "session": name, "image": wanted, "limited": limited}, epoch=epoch, timeout=CHECKPOINT_SECONDS, tries=2)
-        checkpoint = CheckpointName(name=str(result["image"]), position=int(result["position"]), epoch=epoch,
-                                    created=now,
-                          bytes=int(result.get("bytes", 0)))
-        effects.publishing(self.term.leader.host, name, epoch, checkpoint.position, checkpoint.name)
-        published = await self.term.change(name, lambda held: ownership.publish_checkpoint(
-            held, owner=owner, epoch=epoch, checkpoint=checkpoint, leader=self.term.leader, now=self.term.clock.wall(),
-            reason=f"checkpoint {checkpoint.name} at position {checkpoint.position}"))
-        await self.commands.suggest(owner, "session.notice", {
-            "session": name, "epoch": epoch, "kind": "cut",
-            "values": {"epoch": epoch, "position": published.record.journal_from, "image": checkpoint.name}},
-                                    epoch=epoch)
-        return {"session": name, "image": checkpoint.name, "position": checkpoint.position, "epoch": epoch,
-                "pages": int(result.get("pages", 0)), "bytes": checkpoint.bytes,
-                **{key: result[key] for key in CHECKPOINT_COST if key in result}}
+        It is of this session alone, whomever it shares communicators with: it is about to lose its place.
+        """
+        return await self._write((await self.records.held(name)).record, False, parting=True)
+
+    async def _write(self, record: SessionRecord, limited: bool, parting: bool = False) -> dict[str, Any]:
+        checkpoint, result = await self.writing.image(record, limited)
+        if not parting and (others := await self.sharing.live([str(one) for one in result.get("peers") or ()])):
+            raise Refused(f"{record.name} came to share communicators with {', '.join(others)} while its checkpoint "
+                          "was taken, which counts for nothing: take it again", session=record.name)
+        self.writing.publishing(checkpoint, record.name)
+        published = await self.term.change(record.name, lambda held: self.writing.decide(held, record, checkpoint))
+        await self.writing.notice(published.record, checkpoint)
+        return answer(record.name, checkpoint, result)
 
 
 class Restoring:
@@ -132,8 +179,3 @@ def _chosen(record: SessionRecord, checkpoint: str, position: int | None) -> Che
     if record.shares:
         raise Refused(f"{name} shares device memory with {', '.join(record.shares[-4:])}: it cannot go back alone")
     return chosen
-
-
-def checkpoint_name(session: str, epoch: int, position: int, when: float) -> str:
-    """A name that no other checkpoint has: a session has one owner for each epoch, which takes them in order."""
-    return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

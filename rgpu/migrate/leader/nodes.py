@@ -20,9 +20,12 @@ move.send        session, move, address, ticket, secret,   rounds, pages_total, 
                                                            phases_ms, page_rounds,
                                                            pause_ms (from the pause to this answer, and the cut's)
 move.reconcile   session, move                             done: what ``reconcile.py`` said
-session.image    session, image                            image, position, epoch, pages, bytes, unchanged_pages,
+session.image    session, image, limited, cut              image, position, epoch, pages, bytes, unchanged_pages,
                                                            raw_bytes, pause_ms, drain_ms, total_ms, cut_bytes,
-                                                           paused_bytes (docs/developers/image-format.md)
+                                                           paused_bytes (docs/developers/image-format.md), given,
+                                                           peers
+session.cut      session, do, cut, attempt, target,        ready, open, stands, drained, given: name → [least, most,
+                 seconds, wait, drain                      sessions] (``cuts/cut.py``)
 session.notice   session, epoch, kind, values              (none)
 worker.forget    session, epoch, reason                    (none): end a worker that owns nothing
 session.drop     session, reason                           (none)

@@ -155,13 +155,19 @@ class NodeRecord(Record, frozen=True, kw_only=True):
 
 
 class CheckpointName(Record, frozen=True, kw_only=True):
-    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``."""
+    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``.
+
+    ``cut``: the same for checkpoints of sessions that share communicators, taken at one moment; empty: of it alone.
+    ``put_off``: attempts in vain to come to that.
+    """
 
     name: Name
     position: U63
     epoch: U63
     created: Seconds = 0.0
     bytes: U63 = 0
+    cut: Text = ""
+    put_off: U63 = 0
 
 
 class MoveRecord(Record, frozen=True, kw_only=True):

@@ -307,6 +307,7 @@ class Worker:
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.pins(),
                 "sharing": runtime.sharing.describe(),
                 "communicators": runtime.device.communicators(), "ranks": self.ranks.describe(),
+                "peers": runtime.given.peers(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.modules.figures.as_dict(),
                             "derived": self.derived.statistics()},

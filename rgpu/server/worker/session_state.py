@@ -32,4 +32,4 @@ def take(runtime: SessionRuntime, view: MomentView | None = None,
     return cut.take(device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
                     hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(), without=without,
                     printed=runtime.text.state(),
-                    contributions=runtime.contributions.rows(contributions))
+                    contributions=runtime.contributions.rows(contributions), given=runtime.given.state())

@@ -37,6 +37,7 @@ from rgpu.server.collectives.contributions import MOST_WRITTEN
 from rgpu.server.device.cpu.facts import available_memory
 from rgpu.server.stalling import OldestKernel, stuck
 from rgpu.server.worker import session_state
+from rgpu.server.worker.collectives.cut_gate import CutGate
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.move.arrival import Arrival, DestinationWorker
 from rgpu.server.worker.move.departure import Departure, SourceWorker
@@ -73,7 +74,11 @@ class Tasks:
         self._sending = False  #: a move is under way that has offered nothing yet; never beside a checkpoint
         self._checkpointing: Checkpointing | None = None
         self.pace: Pace | RemotePace | None = None  #: of the checkpoint that is being written
+        self._cut = ""  #: that the checkpoint which is being written belongs to
+        self._gave: dict[str, Any] = {}  #: to collectives with which sessions, at the moment of the newest checkpoint
         self._checkpoints = CheckpointProcess() if encoders.wanted() else None  #: started by the first checkpoint
+        self.gate = CutGate(worker.runtime, worker.runtime.given)  #: of checkpoints with other sessions
+        self.runtime.executor.communicators.gave = self.gate.gave
         self.runtime.executor.make_room = self._make_room
 
     def _make_room(self) -> bool:
@@ -191,7 +196,8 @@ class Tasks:
     # -- checkpoints -------------------------------------------------------------------------
     def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
                       others: list[str] | None = None, facts: dict[str, Any] | None = None,
-                      staging: int = 0, room: int | None = None, rate: float = 0.0) -> dict[str, Any]:
+                      staging: int = 0, room: int | None = None, rate: float = 0.0,
+                      cut: str = "") -> dict[str, Any]:
         """Write a checkpoint; what checkpoint ``base`` (and ``others``, of the same user) hold is not stored again.
 
         The session stands still while its pages are hashed and those that the
@@ -200,7 +206,8 @@ class Tasks:
         these, and what the session's own quota has left. Pages that find no
         room wait in host memory, ``staging`` bytes at most (0: as
         :func:`staging_bytes` says), and beyond that the session waits for the
-        store. ``rate``: bytes/s to the store, 0: as fast as it goes.
+        store. ``rate``: bytes/s to the store, 0: as fast as it goes. ``cut``: names the one that the session's moment
+        belongs to, with sessions that it shares communicators with (:mod:`.collectives.cut_gate`).
 
         Raises :class:`Refused` while another checkpoint of the session is being
         written or it is being sent away, while something of it cannot be read (``pins``), and when the checkpoint had
@@ -222,7 +229,7 @@ class Tasks:
                 if checkpoints is None:
                     close_all(fds)
                 raise
-            began = time.monotonic()
+            began, self._cut = time.monotonic(), cut
             wanted: dict[str, Any] = {"base": base, "others": others or [], "staging": staging or staging_bytes()}
             try:
                 writer: Writer
@@ -234,17 +241,33 @@ class Tasks:
                     self.pace = Pace(rate)
                     writer = checkpoints.own.writer(image, pace=self.pace, **wanted)
                 with writer:
-                    state, counts = checkpointing.run(writer, self._standing_still,
+                    state, counts = checkpointing.run(writer, lambda: self._standing_still(checkpointing, cut),
                                                       self._state, facts)
             finally:
                 with self._lock:
                     self._checkpointing = self.pace = None
+                    self._cut = ""
         return {"image": image, "position": state.position, "epoch": state.epoch, "pages": counts["pages"],
                 "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
                 "raw_bytes": counts["raw_bytes"], **checkpointing.taken.as_dict(),
-                "total_ms": round((time.monotonic() - began) * 1000, 3)}
+                "total_ms": round((time.monotonic() - began) * 1000, 3), **self._gave}
+
+    def do_cut(self, word: str, cut: str, **about: Any) -> dict[str, Any]:
+        """What the leader says of a checkpoint with other sessions: see :meth:`CutGate.told`.
+
+        ``word``: give_up, too: the gate opens, and the cut's checkpoint is not written. Raises :class:`Fenced`.
+        """
+        if word == "give_up":
+            if self._cut == cut:
+                self.give_way(str(about.get("reason") or "that of another member failed"))
+            return self.gate.told("open", cut, str(about.get("attempt") or ""))
+        if self.worker.state != "running":
+            raise Fenced(f"the session is {self.worker.state} here")
+        return self.gate.told(word, cut, **about)
 
     def _state(self, view: MomentView) -> SessionState:
+        given = self.runtime.given
+        self._gave = {"given": given.rows(), "peers": given.peers()}
         return session_state.take(self.runtime, view, contributions=MOST_WRITTEN)
 
     def _begin_checkpoint(self, room: int | None) -> Checkpointing:
@@ -262,8 +285,12 @@ class Tasks:
             return self._checkpointing
 
     @contextmanager
-    def _standing_still(self) -> Iterator[None]:
+    def _standing_still(self, checkpointing: Checkpointing, cut: str) -> Iterator[None]:
         runtime = self.runtime
+        if cut:
+            with self.gate.standing_still(cut, lambda: checkpointing.gave_way):
+                yield
+            return
         runtime.quiesce(DRAIN_SECONDS)
         try:
             yield

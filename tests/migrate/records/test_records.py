@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from rgpu.migrate.leader.checkpoints import checkpoint_name
+from rgpu.migrate.leader.cuts.writing import checkpoint_name
 from rgpu.migrate.records import schema as records
 from rgpu.migrate.records.keys import history_key
 from rgpu.migrate.records.schema import (

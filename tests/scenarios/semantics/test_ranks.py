@@ -31,10 +31,11 @@ def released(pool: LocalPool, name: str) -> Path:
     return pool.folder / f"{name}.released"
 
 
-def train(pool: LocalPool, name: str, steps: int, seconds: int, hosts: Sequence[str] = HOSTS) -> list[Program]:
+def train(pool: LocalPool, name: str, steps: int, seconds: int, hosts: Sequence[str] = HOSTS,
+          options: Sequence[str] = ()) -> list[Program]:
     programs = [pool.run(sys.executable, str(PROGRAMS / "ranks.py"), str(pool.folder / name), str(rank),
                          str(len(hosts)), str(steps), str(seconds), str(released(pool, name)), name=f"{name}-{rank}",
-                         options=("--host", host))
+                         options=("--host", host, *options))
                 for rank, host in enumerate(hosts)]
     programs[0].wait_lines(3)
     return programs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
@@ -91,16 +91,23 @@ class Term:
         Raises :class:`Fenced` when another leader was elected, :class:`Conflict` when something
         that it was based on changed, :class:`UnknownOutcome`, :class:`PoolUnavailable`.
         """
-        result = await txn_certain(self._registry, decision.compares, decision.operations)
+        return (await self.apply_all([decision]))[0]
+
+    async def apply_all(self, decisions: Sequence[Decision]) -> list[Held]:
+        """Make several true at once, or none. Raises as :meth:`apply`."""
+        compares = dict.fromkeys(one for decision in decisions for one in decision.compares)
+        result = await txn_certain(self._registry, list(compares),
+                                   [one for decision in decisions for one in decision.operations])
         if result.succeeded:
-            log.info("decided", **describe(decision))
-            self.observe("decision", describe(decision))
+            for decision in decisions:
+                log.info("decided", **describe(decision))
+                self.observe("decision", describe(decision))
             self._decided()
-            return Held(decision.record, result.revision)
+            return [Held(decision.record, result.revision) for decision in decisions]
+        what = f"{decisions[0].name} of {', '.join(decision.record.name for decision in decisions)}"
         if self._another_was_elected(result):
-            raise Fenced(f"{self.leader.host} leads no more: {decision.name} of {decision.record.name} is not its to "
-                         "decide")
-        raise Conflict(f"{decision.name} of {decision.record.name}: the registry changed since it was read")
+            raise Fenced(f"{self.leader.host} leads no more: {what} is not its to decide")
+        raise Conflict(f"{what}: the registry changed since it was read")
 
     async def change(self, name: str, decide: Callable[[Held], Decision]) -> Held:
         """Read, decide, apply; again if something came between. Raises what ``decide`` raises."""

@@ -1,4 +1,8 @@
-"""``session.image``: a checkpoint of a session here; it counts only when the registry names it (OWNERSHIP 5)."""
+"""``session.image``: a checkpoint of a session here; it counts only when the registry names it (OWNERSHIP 5).
+
+``session.cut``: what the leader says to the gate of a session for a checkpoint with others
+(:mod:`rgpu.server.worker.collectives.cut_gate`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from rgpu.session.errors import Corrupt, LimitReached, StoreFull, TimedOut
 
 log = structlog.get_logger(__name__)
 
+CUT_SECONDS = 5.0  #: for a worker to answer about a cut, beside what it is to wait
+
 
 class CheckpointCommand:
     """``shares``: what the checkpoints of this node have of the store's bandwidth and of free device memory.
@@ -28,42 +34,52 @@ class CheckpointCommand:
         self._held, self._checkpoints, self._shares, self._deadline = held, checkpoints, shares, deadline
         self._quota = quota
 
-    async def checkpoint(self, *, session: str, image: str, limited: bool = False, **_: Any) -> dict[str, Any]:
+    async def cut(self, *, session: str, do: str, wait: float = 0.0, **told: Any) -> dict[str, Any]:
+        """Pass on what the leader says of a cut. Raises :class:`NotFound`, and what the worker raises."""
+        return dict(await self._held.owned(session).request("cut", word=do, wait=wait, timeout=wait + CUT_SECONDS,
+                                                            **told))
+
+    async def checkpoint(self, *, session: str, image: str, limited: bool = False, cut: str = "",
+                         **_: Any) -> dict[str, Any]:
         """Write a checkpoint; a full store is cleared up and asked again. ``limited``: its user's quota bounds it.
+
+        ``cut``: its moment is that of the cut, which other sessions belong to; then a full store is an error.
 
         Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, :class:`LimitReached`,
         :class:`StoreFull`, :class:`TimedOut`, and what the worker raises.
         """
         try:
-            return await self._within(session, image, limited)
+            return await self._within(session, image, limited, cut)
         except StoreFull as error:
+            if cut:  # the moment of the others has passed
+                raise
             freed = await self._checkpoints.make_room(session)
             log.warning("the checkpoint store is full", session=session, image=image, freed=freed, reason=error.message)
             if not freed:
                 raise
         return await self._within(session, image, limited)
 
-    async def _within(self, session: str, checkpoint: str, limited: bool) -> dict[str, Any]:
+    async def _within(self, session: str, checkpoint: str, limited: bool, cut: str = "") -> dict[str, Any]:
         """Write it within what its user may have. The checkpoint counts when the leader names it: after this."""
         self._deadline.check("a checkpoint")
         left = await self._quota.left_to(session) if limited and self._quota is not None else None
         if left is None or self._quota is None:
-            done = await self._write(session, checkpoint)
+            done = await self._write(session, checkpoint, None, cut)
         else:
             try:
-                done = await self._write(session, checkpoint, left.bytes)
+                done = await self._write(session, checkpoint, left.bytes, cut)
             except LimitReached as error:
                 raise left.instead_of(error) from error
             except Corrupt as error:  # a worker of the previous version, which this daemon took over, knows no bound
                 if error.detail.get("reason") != "grant":
                     raise
-                done = await self._write(session, checkpoint)
+                done = await self._write(session, checkpoint, None, cut)
             await self._quota.confirm_of(left, session, checkpoint)
         self._held.bases[session] = checkpoint
         self._checkpoints.written(session, checkpoint)
         return done
 
-    async def _write(self, session: str, checkpoint: str, most: int | None = None) -> dict[str, Any]:
+    async def _write(self, session: str, checkpoint: str, most: int | None, cut: str) -> dict[str, Any]:
         handle = self._held.owned(session)
         base, others, facts = await self._checkpoints.bases(session, self._held.bases.get(session))
         async with self._shares.under_way(session, handle) as part:
@@ -71,7 +87,8 @@ class CheckpointCommand:
                 try:
                     return dict(await handle.request(
                         "checkpoint", fds=grant.descriptors, image=checkpoint, store=grant.values, base=base,
-                        others=others, facts=facts, room=part.room, rate=part.rate, timeout=CHECKPOINT_SECONDS))
+                        others=others, facts=facts, room=part.room, rate=part.rate, timeout=CHECKPOINT_SECONDS,
+                        **({"cut": cut} if cut else {})))
                 except TimedOut:
                     await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
                     raise

@@ -155,12 +155,12 @@ class LeaderVerbs:
         return await self._views.move(str(args["session"]))
 
     async def _checkpoint(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
-        session = str(args["session"])
+        session, automatic = str(args["session"]), bool(args.get("reason"))  # agents say why they ask
         if args.get("wait") is False:
             await self._records.session(session)  # a wrong name is told at once
             self._background.spawn(self._coordinator.checkpoint(session))
             return {"session": session, "waited": False}
-        return dict(await self._coordinator.checkpoint(session))
+        return dict(await self._coordinator.checkpoint(session, automatic=automatic))
 
     async def _restore(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         name = str(args["image"])

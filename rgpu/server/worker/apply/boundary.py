@@ -96,6 +96,18 @@ class Boundary:
             self._pauses += 1
             self._condition.wait_for(lambda: not self._applying)
 
+    def hold(self) -> None:
+        """Pause soon: at the next boundary, without waiting for it; the applying thread may say so itself."""
+        self._interrupt(True)
+        with self._condition:
+            self._paused_at = self._paused_at if self._pauses else time.monotonic()
+            self._pauses += 1
+
+    def stands(self, seconds: float) -> bool:
+        """Whether no record is being applied, and none will be, within that time."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._pauses > 0 and not self._applying, seconds)
+
     @property
     def paused(self) -> bool:
         """Whether somebody has it stand still."""

@@ -60,9 +60,10 @@ class Executor:
         self.textures = TextureCalls(device, answers)
         self.streams = StreamCalls(device, answers)
         self.shares = SharingCalls(device, answers)
+        self.communicators = CommunicatorCalls(device, answers)
         self.memory.freed, self.streams.event_gone = self.shares.freed, self.shares.event_gone
         self._methods = methods((contexts, self.memory, self.modules, self.textures, self.streams,
-                                 self.shares, GraphCalls(device, answers), CommunicatorCalls(device, answers),
+                                 self.shares, GraphCalls(device, answers), self.communicators,
                                  TimedCalls(device, answers, self._perform)))
 
     @property

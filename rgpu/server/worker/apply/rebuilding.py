@@ -11,6 +11,7 @@ from rgpu.checkpoint.session import restore
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.server.apply_path import ApplyPath
 from rgpu.server.collectives.contributions import Log
+from rgpu.server.collectives.given import Given
 from rgpu.server.worker.apply.apply_loop import EVER, ApplyLoop
 from rgpu.server.worker.apply.executor import Executor
 from rgpu.server.worker.apply.kept_answers import KeptAnswers
@@ -33,15 +34,16 @@ class Rebuilding:
     """See the module docstring."""
 
     def __init__(self, device: Device, path: ApplyPath, loop: ApplyLoop, executor: Executor, answers: KeptAnswers,
-                 order: Ordering, text: SessionText, contributions: Log) -> None:
+                 order: Ordering, text: SessionText, contributions: Log, given: Given) -> None:
         self._device, self._path, self._loop, self._executor = device, path, loop, executor
         self._answers, self._order, self._text = answers, order, text
-        self._contributions = contributions
+        self._contributions, self._given = contributions, given
 
     def restore(self, state: SessionState, pages: Pages, mend: restore.Mend | None, phases: Phases | None,
                 ahead: Ahead | None) -> None:
         """Become the session that ``state`` describes: see :meth:`.runtime.SessionRuntime.restore`."""
         self._contributions.restore(state.contributions)
+        self._given.restore(state.given)
         objects, digests = (state.live, []) if ahead is None else ahead.lengthen(state.live)
         live = LiveObjects.from_dict(objects, digests)
         calls = live.structural_calls() if ahead is None else ahead.rest(live.structural_calls())
@@ -52,6 +54,7 @@ class Rebuilding:
         finally:
             self._executor.modules.places = {}
             self._device.placed()
+            self._given.rebuilt()
         self._executor.memory.premapped = []
         self._executor.streams.restored = state.position
         self._loop.live = live

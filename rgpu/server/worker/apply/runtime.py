@@ -18,6 +18,7 @@ from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.session.restore import Mend
 from rgpu.server.apply_path import ApplyPath
 from rgpu.server.collectives.contributions import Log
+from rgpu.server.collectives.given import Given
 from rgpu.server.fast_path import FastPath
 from rgpu.server.position_page import Place, PositionPage
 from rgpu.server.worker.apply import quiescing
@@ -69,8 +70,9 @@ class SessionRuntime:
         self.sharing = Sharing(session, lambda number, token: False, lambda: True, lambda peer: None,
                                lambda peer: None)  #: until :meth:`share`: nobody to share with
         self.contributions = Log()  #: what ranks brought to collectives with other sessions
+        self.given = self.executor.communicators.given = Given(session)  #: and how many of them were given
         self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
-                                      self.contributions)
+                                      self.contributions, self.given)
 
     @property
     def epoch(self) -> int:
@@ -200,6 +202,14 @@ class SessionRuntime:
     def pause(self) -> None:
         """Returns when no record is being applied; none will be until :meth:`resume`."""
         self.boundary.pause()
+
+    def hold(self) -> None:
+        """Pause at the next boundary, without waiting for it: :meth:`stands` tells when; undone by :meth:`resume`."""
+        self.boundary.hold()
+
+    def stands(self, seconds: float) -> bool:
+        """Whether no record is being applied, and none will be, within that time."""
+        return self.boundary.stands(seconds)
 
     @property
     def paused(self) -> bool:

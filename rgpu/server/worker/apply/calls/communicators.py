@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rgpu.checkpoint.device import Device
+from rgpu.server.collectives.given import Given
 from rgpu.server.worker.apply.calls.answering import CUDA_ERROR_INVALID_VALUE, Answers, read
 from rgpu.session.errors import DeviceError
 from rgpu.session.journal.record import Record
@@ -16,21 +18,28 @@ class CommunicatorCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
+        self.given = Given("")  #: told what this session's ranks give; until the session is known: nobody asks
+        self.gave: Callable[[], None] = lambda: None  #: called behind each group with ranks in other sessions
 
     def communicator_create(self, record: Record, args: Any) -> None:
         """Make one rank of a communicator."""
         members = read(lambda data: collectives.decode_members(data, args.ranks), args.members, record)
         self._device.create_communicator(args.communicator, args.context, args.ranks, args.rank, bytes(args.unique),
                                          members)
+        self.given.created(args.communicator, bytes(args.unique), args.rank, members)
         self._answers.reply(record, "communicator_create")
 
     def communicator_destroy(self, record: Record, args: Any) -> None:
         """End one rank of a communicator."""
         self._device.destroy_communicator(args.communicator, bool(args.abort))
+        self.given.destroyed(args.communicator, bool(args.abort))
 
     def collective_group(self, record: Record, args: Any) -> None:
         """Give a group of collectives to its streams. Raises :class:`DeviceError`, also for what does not decode."""
         operations = read(collectives.decode, args.operations, record)
         if operations[0].stream != args.stream:
             raise DeviceError(f"stream {args.stream} is not the first operation's", CUDA_ERROR_INVALID_VALUE)
+        shared = self.given.gave(operations)  # before it is given: a device may have this wait for what is behind it
         self._device.collectives(record.seq, operations)
+        if shared:
+            self.gave()

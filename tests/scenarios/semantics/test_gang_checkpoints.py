@@ -1,0 +1,47 @@
+"""Checkpoints of sessions that share communicators are of one moment: no member needs what no journal brings again."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.scenarios.semantics.test_ranks import expected, kill_worker, released, train
+from tests.support.eventually import eventually
+from tests.support.pools.pool import LocalPool, Program
+
+COUNT = 1 << 21  #: 8 MiB from each rank a step; 512 MiB are kept
+
+
+def step(programs: list[Program], steps: int) -> None:
+    """Let the training go on."""
+    programs[0].wait_lines(len(programs[0].lines) + steps)
+
+
+def checkpoints(pool: LocalPool, names: list[str]) -> list[dict[str, Any]]:
+    """What the records name."""
+    return [pool.rgpu("describe", name)["image"] for name in names]
+
+
+def lost(pool: LocalPool, programs: list[Program]) -> str:
+    """What there is to say where a training ended otherwise."""
+    return "\n".join([*(line for program in programs for line in program.lines[-3:] + program.errors[-3:]), pool.logs()])
+
+
+def test_a_member_replays_from_a_moment_of_all(tmp_path: Path) -> None:
+    """Each was checkpointed on request of one, in turn, and more was brought since the first than anybody keeps."""
+    steps = 70
+    with LocalPool(tmp_path, nodes=2) as pool:
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(COUNT)}
+        programs = train(pool, "train", steps, 0, ("node-a", "node-b"))
+        first = pool.rgpu("checkpoint", "train-0")
+        step(programs, 45)
+        second = pool.rgpu("checkpoint", "train-1")
+        step(programs, 3)
+        assert first["together"] == second["together"] == ["train-0", "train-1"]
+        named = checkpoints(pool, ["train-0", "train-1"])
+        assert named[0]["cut"] == named[1]["cut"] != "" and named[1]["name"] == second["image"]
+        kill_worker(pool, "train-0")
+        released(pool, "train").touch()
+        assert {program.finish() for program in programs} == {expected(steps, 2, COUNT)}, lost(pool, programs)
