@@ -47,8 +47,8 @@ class SessionState(msgspec.Struct, kw_only=True):
     session clock, ns. ``answers``: answers the program has not confirmed, as
     the worker keeps them. ``printed``: [bytes that kernels printed so far, those
     at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``contributions``: what ranks
-    brought to collectives with other sessions, as :mod:`rgpu.server.collectives.contributions` keeps them; ``given``: how many it gave
-    (:mod:`rgpu.server.collectives.given`).
+    brought to collectives with other sessions, as :mod:`rgpu.server.collectives.contributions` keeps them;
+    ``given``: how many of those it gave (:mod:`rgpu.server.collectives.given`).
     ``position``: the last applied journal position.
     ``hash_key``: 32 bytes, keys of the page hashes.
     """

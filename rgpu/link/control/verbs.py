@@ -235,7 +235,8 @@ TABLE: tuple[Verb, ...] = (
          on=On.COMMAND, changes=True),
     Verb("session.cut", NODE, NAMED, True,
          "{session, do, cut, attempt, target, seconds, wait, drain} → {ready, open, stands, drained, given}: close the "
-         "session's gate (`hold`), open it (`open`), let its checkpoint have its moment (`take`), or only tell (`look`).",
+         "session's gate (`hold`), open it (`open`), let its checkpoint have its moment (`take`), give that up "
+         "(`give_up`), or only tell (`look`).",
          on=On.COMMAND),
     Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session.", on=On.COMMAND),
     Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device.",

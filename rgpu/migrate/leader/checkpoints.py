@@ -25,7 +25,8 @@ FRESH = 1.0  #: s after which a checkpoint that was asked for by itself is not t
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The newest checkpoint of sessions together. ``taken``: its moment; ``over``: monotonic s; ``error``: it failed."""
+    """The newest checkpoint of sessions together. ``taken``: its moment, ``over``: its end, monotonic s; ``error``: why
+    there is none."""
 
     taken: float
     over: float
@@ -44,7 +45,7 @@ class Checkpoints:
         self._together: dict[str, Outcome] = {}  #: by session: the newest that it was one of
 
     async def write(self, name: str, *, limited: bool = True, automatic: bool = False) -> dict[str, Any]:
-        """Write a checkpoint and name it: {image, position, epoch, pages, bytes} and :data:`.cuts.writing.CHECKPOINT_COST`.
+        """Write a checkpoint and name it: {image, position, epoch, pages, bytes}, what it cost (:mod:`.cuts.writing`).
 
         It begins behind a move or a recovery under way, and behind another checkpoint of the session. Writing may
         take long and holds up nobody: the session may be moved, ended, recovered meanwhile, and then the worker gives
@@ -115,7 +116,7 @@ class Checkpoints:
     async def write_locked(self, name: str) -> dict[str, Any]:
         """:meth:`write` for a caller that holds the session's lock, and needs it for the pool: no quota bounds it.
 
-        It is of this session alone, whomever it shares communicators with: it is about to lose its place.
+        It is of this session alone, also where it shares communicators: it is about to lose its place.
         """
         return await self._write((await self.records.held(name)).record, False, parting=True)
 

@@ -259,7 +259,8 @@ class Daemon:
             "worker.start": starts.start, "worker.describe": workers.describe, "worker.forget": workers.forget,
             "move.receive": moves.receive, "move.send": moves.send, "move.reconcile": self.reconciler.reconcile,
             "move.settle": self.reconciler.reconcile,
-            "session.image": checkpoints.checkpoint, "session.cut": checkpoints.cut, "session.notice": workers.notice, "session.drop": workers.drop,
+            "session.image": checkpoints.checkpoint, "session.cut": checkpoints.cut,
+            "session.notice": workers.notice, "session.drop": workers.drop,
             "keys.forget": KeyCommands(self.authorized, self.identity.keys.public, self._not_wanted).forget,
             "session.logs": self.logs.newest, "node.holdings": self.adopting.holdings,
             "node.adopt": self.adopting.adopt}

@@ -26,7 +26,8 @@ def checkpoints(pool: LocalPool, names: list[str]) -> list[dict[str, Any]]:
 
 def lost(pool: LocalPool, programs: list[Program]) -> str:
     """What there is to say where a training ended otherwise."""
-    return "\n".join([*(line for program in programs for line in program.lines[-3:] + program.errors[-3:]), pool.logs()])
+    said = [line for program in programs for line in program.lines[-3:] + program.errors[-3:]]
+    return "\n".join([*said, pool.logs()])
 
 
 def test_a_member_replays_from_a_moment_of_all(tmp_path: Path) -> None:
@@ -45,3 +46,25 @@ def test_a_member_replays_from_a_moment_of_all(tmp_path: Path) -> None:
         kill_worker(pool, "train-0")
         released(pool, "train").touch()
         assert {program.finish() for program in programs} == {expected(steps, 2, COUNT)}, lost(pool, programs)
+
+
+def cuts(pool: LocalPool, name: str) -> list[str]:
+    """Reasons of a session's checkpoints on record, the oldest first."""
+    return [line["reason"] for line in pool.rgpu("history", name) if line["decision"] == "publish_image"]
+
+
+def test_agents_ask_by_themselves_and_workers_are_killed(tmp_path: Path) -> None:
+    """Three members' journals fill at the same time: one cut answers them all, and any may be lost at any time."""
+    chance, steps, names = random.Random(1), 150, ["train-0", "train-1", "train-2"]
+    with LocalPool(tmp_path, nodes=3) as pool:
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(1 << 16)}
+        programs = train(pool, "train", steps, 15, ("node-a", "node-b", "node-c"), ("--journal-limit", "8M"))
+        eventually(lambda: all(checkpoints(pool, names)), "no checkpoint was taken")
+        for _ in range(6):
+            kill_worker(pool, chance.choice(names))
+            time.sleep(chance.uniform(0.2, 1.5))
+        released(pool, "train").touch()
+        assert {program.finish() for program in programs} == {expected(steps, 3, 1 << 16)}, lost(pool, programs)
+        named = [cuts(pool, name) for name in names]
+        assert len(named[0]) == len(named[1]) == len(named[2]) > 1, named
+        assert all("at one moment of train-0, train-1, train-2" in reason for found in named for reason in found)

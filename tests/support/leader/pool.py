@@ -21,6 +21,7 @@ from rgpu.migrate.records.schema import HistoryRecord, LeaderRecord, NodeRecord,
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import Fenced, LimitReached, LinkError, MoveFailed, NotFound, Refused, RgpuError
+from tests.support.leader.gates import FakeGates
 
 GIB = 1 << 30
 
@@ -92,7 +93,7 @@ class FakeNode:
     async def worker_describe(self, session: str, forecast: bool = False, moving: bool = False) -> dict[str, Any]:
         worker = self._worker(session)
         return {"state": worker.holds, "epoch": worker.epoch, "position": worker.position, "pins": self.pins,
-                "attached": worker.attached}
+                "attached": worker.attached, **self.pool.gates.describe(session)}
 
     async def worker_forget(self, session: str, epoch: int, reason: str) -> dict[str, Any]:
         worker = self.workers.get(session)
@@ -143,12 +144,20 @@ class FakeNode:
                 worker.holds = "running"
         return {"done": done}
 
-    async def session_image(self, session: str, image: str, limited: bool) -> dict[str, Any]:
+    async def session_cut(self, session: str, do: str, cut: str, **about: Any) -> dict[str, Any]:
+        if do not in ("open", "give_up"):
+            self._worker(session)
+        return self.pool.gates.told(session, do, cut, **about)
+
+    async def session_image(self, session: str, image: str, limited: bool, cut: str = "") -> dict[str, Any]:
         worker = self._worker(session)
         if limited and self.store_used_up:
             raise LimitReached("alice may have 1 GiB of checkpoints", limit="checkpoints")
+        if cut:
+            await self.pool.gates.moment(session, cut)
         self.pool.checkpoints[image] = worker.position
-        return {"image": image, "position": worker.position, "pages": 3, "bytes": 300}
+        return {"image": image, "position": worker.position, "pages": 3, "bytes": 300,
+                **self.pool.gates.result(session)}
 
     async def session_notice(self, session: str, epoch: int, kind: str, values: dict[str, Any]) -> dict[str, Any]:
         self.pool.notices.append((session, kind, values))
@@ -173,6 +182,7 @@ class FakePool:
         self.nodes: dict[str, FakeNode] = {}
         self.faults: list[Fault] = []
         self.checkpoints: dict[str, int] = {}
+        self.gates = FakeGates()
         self.notices: list[tuple[str, str, dict[str, Any]]] = []
         self.said: list[tuple[str, str]] = []
         self.ids: dict[str, int] = {}

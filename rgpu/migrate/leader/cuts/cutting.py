@@ -59,6 +59,9 @@ class Cutting:
         if len(members) > MOST_MEMBERS:
             raise Refused(f"{len(members)} sessions share communicators: checkpoints of {MOST_MEMBERS} at most can be "
                           "taken together", sessions=len(members))
+        for record in members.values():
+            if record.state != "running":
+                raise Refused(f"{record.name} is {record.state}, not running: {record.reason}", session=record.name)
         known = frozenset(members)
         one = _OneCut(self, members, self._patience.pop(known, table.FIRST_PATIENCE))
         try:

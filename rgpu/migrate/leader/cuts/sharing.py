@@ -1,4 +1,4 @@
-"""Which sessions share communicators: they are checkpointed together."""
+"""Sessions that share communicators, which are checkpointed together."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Writing:
 
 
 def answer(session: str, checkpoint: CheckpointName, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what whoever asked for it is told."""
+    """Return what the caller of the verb is told."""
     return {"session": session, "image": checkpoint.name, "position": checkpoint.position, "epoch": checkpoint.epoch,
             "pages": int(result.get("pages", 0)), "bytes": checkpoint.bytes,
             **{key: result[key] for key in CHECKPOINT_COST if key in result}}

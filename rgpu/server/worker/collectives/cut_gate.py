@@ -177,7 +177,7 @@ class CutGate:
                 self._session.resume()
         finally:
             with self._changed:
-                self._ready = ""
+                self._ready = "" if self._ready == cut else self._ready
                 if self._state == "taken":
                     self._open("the snapshot is taken")
 
