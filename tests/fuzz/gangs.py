@@ -72,6 +72,9 @@ class SharedStub:
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         assert session in self.members and all(self.members[rank] for rank in ranks)
 
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        return [(HERE, [0])] if session in self.members else []
+
     def lost(self, key: Key, why: str) -> None:
         assert why
 
@@ -119,7 +122,6 @@ def rank_link(data: bytes) -> None:
                 take(data[at], body)
             except (RgpuError, ValueError):  # as both ends' reading threads
                 pass
-        asking._call()
         at += 3 + length
     log.put(UNIQUE, HERE, BROUGHT, seq=1)
     log.put(UNIQUE, THERE, {0: BROUGHT[0]})

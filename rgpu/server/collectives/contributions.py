@@ -161,6 +161,11 @@ class Log:
         with self.lock:
             self._held.discard((unique, key))
 
+    def holds(self, unique: Unique, key: Key) -> bool:
+        """Tell whether a collective is kept whatever comes."""
+        with self.lock:
+            return (unique, key) in self._held
+
     def get(self, unique: Unique, key: Key) -> dict[int, Contribution]:
         """Return what is there of a collective, by rank."""
         with self.lock:

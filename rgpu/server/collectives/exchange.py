@@ -28,6 +28,13 @@ class Shared(Protocol):
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         """Note that a session has what these ranks of this one brought."""
 
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        """Note that another worker serves a session: what the one before had, it has to be given again.
+
+        Return the collectives that are not complete for want of what its ranks bring, and the ranks here of which the
+        one before had what they brought.
+        """
+
     def lost(self, key: Key, why: str) -> None:
         """Note that what other ranks brought to a collective can be had from nobody."""
 

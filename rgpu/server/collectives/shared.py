@@ -67,6 +67,8 @@ class SharedMeeting:
             self._log.hold(self.unique, key)
             if posting.operation.kind is not Kind.RECEIVE:
                 self._log.put(self.unique, key, {posting.rank: self._read(posting)}, seq)
+            elif self._log.get(self.unique, key):  # it came ahead, and counts for who waits to hear of it from now on
+                self._exchange.changed(self.unique)
             self._exchange.ask(self.unique, key, self._wanted(posting),
                                [] if posting.operation.kind is Kind.RECEIVE else [posting.rank])
 
@@ -135,6 +137,18 @@ class SharedMeeting:
         with self._log.lock:
             self._held.setdefault(key, set()).update((session, rank) for rank in ranks)
             self._log.changed.notify_all()
+
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        """See :meth:`Shared.renewed`."""
+        theirs = {rank for rank, member in enumerate(self.members) if member == session}
+        found = []
+        with self._log.lock:
+            for key in self._open:
+                had = {one for one in self._held.get(key, ()) if one[0] == session}
+                if had and key[0] < 0 and theirs - set(self._log.get(self.unique, key)):
+                    self._held[key] -= had
+                    found.append((key, sorted(rank for _, rank in had)))
+        return found
 
     def lost(self, key: Key, why: str) -> None:
         """See :meth:`Shared.lost`."""

@@ -213,7 +213,9 @@ class Answering:
                 for last, piece in in_pieces(*encode(came)):
                     client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
                 ask.want = [rank for rank in ask.want if rank not in came]
-            if ask.own and not why and (all(rank in here for rank in ask.own) or shared.taken(ask.key)):
+            # What is not held might be dropped before it is used: it came with others' contributions (KEPT).
+            had = self._log.holds(ask.unique, ask.key) and all(rank in here for rank in ask.own)
+            if ask.own and not why and (had or shared.taken(ask.key)):
                 client.tell(HOLDS, ASK_ID_LAYOUT.pack(ask.id))
                 ask.own = []
             if not ask.want and not ask.own:

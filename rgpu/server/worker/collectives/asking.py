@@ -74,7 +74,7 @@ class Asking:
         self._floors: dict[Unique, int] = {}
         self._refills: dict[Unique, str] = {}  #: communicators of which the log may lack something, and who is asked
         self._refilling: list[Unique] = []  #: by the id of the REFILL
-        self._after: list[Callable[[], None]] = []  #: to be called without the lock
+        self._linked: dict[str, int] = {}  #: by session: the epoch of the newest link to it
         self._thread: threading.Thread | None = None
 
     # -- what the device asks --------------------------------------------------------
@@ -96,13 +96,12 @@ class Asking:
             takers = takers - {self._session} if own else set()
             if self._replaying():
                 for session in takers:
-                    self._later(self._shared[unique].held, key, session, own)
+                    self._shared[unique].held(key, session, own)
                 takers = set()
             made = self._questions.ask(unique, key, members, [rank for rank in want if rank not in here], own, takers,
                                        time.monotonic())
             self._send(made)
             self._begin()
-        self._call()
 
     def settle(self, unique: Unique, key: Key) -> None:
         """See :meth:`Exchange.settle`."""
@@ -135,6 +134,9 @@ class Asking:
                 self._refilling.append(unique)
                 self._tell(session, REFILL, _encode(Refill(len(self._refilling) - 1, unique)))
                 del self._refills[unique]
+            if self._linked.get(session, connection.epoch) < connection.epoch:
+                self._renew(session)
+            self._linked[session] = connection.epoch
             self._send(self._questions.of(session))
         if old is not None:
             old.close()
@@ -162,7 +164,6 @@ class Asking:
                 log.info("a session with ranks of a communicator is over", peer=session, reason=why)
             self._refills = {unique: asked for unique, asked in self._refills.items() if asked != session}
             self._send(self._questions.is_gone(session, why))
-        self._call()
 
     def describe(self) -> dict[str, Any]:
         """Return which sessions are linked, which were asked something and are not, and which are over."""
@@ -200,7 +201,6 @@ class Asking:
                 for question in self._questions.late(self._unreached(), now - PATIENCE):
                     self._send(self._questions.is_gone(question.session,
                                                        f"its worker was not reached for {PATIENCE:.0f} s"))
-            self._call()
             for session, epoch in wanted:
                 self._dial(session, epoch)
             time.sleep(TICK)
@@ -228,7 +228,6 @@ class Asking:
             while True:
                 kind, body = connection.recv()
                 self._take(kind, body, pieces)
-                self._call()
         except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             why = str(error)
         finally:
@@ -244,6 +243,9 @@ class Asking:
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
             with self._lock:
+                question = self._questions.open.get(said.id)
+                if question is not None:  # another rank of this session may have got it meanwhile
+                    self._questions.came(said.id, self._log.get(question.unique, question.key))
                 self._send(self._questions.never(said.id, said.why, said.again))
             return
         if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
@@ -268,9 +270,10 @@ class Asking:
         came = decode(whole)
         if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
+        # First there, then not asked any more: another rank of this session would ask again in between.
+        self._log.put(question.unique, question.key, came)
         with self._lock:
             self._questions.came(number, came)
-        self._log.put(question.unique, question.key, came)
 
     def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
         """Raises :class:`Corrupt`."""
@@ -283,14 +286,22 @@ class Asking:
         if whole is not None:
             self._log.put(unique, (sender, receiver, which), decode(whole))
 
-    # -- what questions decide, told without the lock ------------------------------------
+    def _renew(self, session: str) -> None:
+        """Ask the next worker of a session whether it has what the one before had: it does not, yet."""
+        if self._replaying():
+            return
+        for unique, shared in self._shared.items():
+            for key, own in (shared.renewed(session) if session in shared.members else ()):
+                self._questions.ask(unique, key, shared.members, (), own, {session}, time.monotonic())
+
+    # -- what questions decide ------------------------------------------------------------
     def _holds(self, question: Question) -> None:
-        self._later(self._shared[question.unique].held, question.key, question.session, question.own)
+        self._shared[question.unique].held(question.key, question.session, question.own)
 
     def _lost(self, question: Question, why: str) -> None:
         ranks = question.want or question.own if question.key[0] < 0 else question.key[:2]
         names = ", ".join(f"{rank} ({question.members[rank]})" for rank in ranks)
-        self._later(self._shared[question.unique].lost, question.key, f"rank {names} brings nothing to it: {why}")
+        self._shared[question.unique].lost(question.key, f"rank {names} brings nothing to it: {why}")
 
     def _send_back(self, question: Question, session: str) -> bool:
         """Have the session begin again at its checkpoint, once at each epoch; not for a move, which owns nothing."""
@@ -303,12 +314,3 @@ class Asking:
                         collective=question.key[2], reason=question.why)
             self._tell(session, GO_BACK, _encode(GoBack(question.unique, question.key, question.why)))
         return True
-
-    def _later(self, what: Callable[..., None], *args: Any) -> None:
-        self._after.append(lambda: what(*args))
-
-    def _call(self) -> None:
-        with self._lock:
-            waiting, self._after = self._after, []
-        for one in waiting:
-            one()

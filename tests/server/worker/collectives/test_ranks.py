@@ -118,7 +118,7 @@ def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: list[Gang]) -> 
         gang.recover(gang.lose(name), 2)
     train(gang, [5])
     assert results(gang, COUNT * 4) == wanted
-    assert sorted((name, epoch) for name, epoch, _ in gang.sent_back) == [("a", 1), ("c", 1)]
+    assert sorted((name, epoch) for name, epoch, _ in gang.sent_back) == [("a", 1), ("c", 1)], gang.sent_back
 
 
 def test_what_no_replay_brings_again_is_lost(gangs: list[Gang]) -> None:
