@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rgpu.server.collectives.contributions import Key, Log, Unique
+from rgpu.server.collectives.numbers import Array
 
 
 class Shared(Protocol):
@@ -49,6 +50,12 @@ class Exchange(Protocol):
     @property
     def log(self) -> Log:
         """Return what ranks brought."""
+
+    def room(self, size: int) -> Array | None:
+        """Return memory (u8, not cleared) for a contribution of ``size`` bytes that other sessions can map.
+
+        It is the caller's while anything refers to it. None: nobody would map it.
+        """
 
     def opened(self, unique: Unique, shared: Shared) -> None:
         """Note that this session has ranks of a communicator: others may ask for what these bring."""

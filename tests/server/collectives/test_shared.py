@@ -8,6 +8,7 @@ import numpy as np
 
 from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.collectives.numbers import Array
 from rgpu.server.collectives.shared import SharedMeeting
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 
@@ -22,6 +23,7 @@ class Alone:
     def __init__(self) -> None:
         self.log = Log()
 
+    def room(self, size: int) -> Array | None: ...
     def opened(self, unique: Unique, shared: Shared) -> None: ...
     def changed(self, unique: Unique) -> None: ...
     def ask(self, unique: Unique, key: Key, want: Sequence[int], own: Sequence[int]) -> None: ...
@@ -31,10 +33,10 @@ class Alone:
 class Zeros:
     """Memory of zeros."""
 
-    def read(self, address: int, size: int) -> bytes:
-        return bytes(size)
+    def source(self, address: int, size: int) -> Array:
+        return np.zeros(size, np.uint8)
 
-    def write(self, address: int, data: np.ndarray) -> None: ...  # type: ignore[type-arg]
+    target = source
 
 
 def contribution() -> Contribution:

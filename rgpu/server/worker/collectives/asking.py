@@ -18,6 +18,7 @@ from rgpu.link.data.frames import SealedConnection
 from rgpu.link.messages.ranks import (
     ASK,
     ASK_ID_LAYOUT,
+    BORROW,
     CONTRIBUTIONS,
     FLOOR,
     GO_BACK,
@@ -25,17 +26,20 @@ from rgpu.link.messages.ranks import (
     KEPT,
     KEPT_HEAD_LAYOUT,
     NEVER,
+    PLACED,
     REFILL,
     Ask,
+    Borrow,
     Floor,
     GoBack,
     Never,
     Refill,
 )
 from rgpu.migrate.transfer.pieces import Pieces
-from rgpu.server.collectives.contributions import Key, Log, Unique, decode
+from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, decode, placed
 from rgpu.server.collectives.exchange import Shared
 from rgpu.server.worker.collectives.questions import Question, Questions
+from rgpu.server.worker.collectives.segments import PeerSegments
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -116,17 +120,24 @@ class Asking:
                 self._tell(session, FLOOR, _encode(Floor(unique, number)))
 
     # -- what the daemon brings --------------------------------------------------------
-    def link(self, session: str, connection: SealedConnection) -> None:
-        """Take a connection to the session's worker. Raises :class:`Fenced` for one of an older epoch."""
+    def link(self, session: str, connection: SealedConnection, lent: PeerSegments | None = None) -> None:
+        """Take a connection to the session's worker. ``lent``: memory of it that is mapped here.
+
+        Raises :class:`Fenced` for one of an older epoch.
+        """
         with self._lock:
             if connection.epoch < self._epochs.get(session, 0):
                 connection.close()
+                if lent is not None:
+                    lent.close()
                 raise Fenced(f"{session} was seen at epoch {self._epochs[session]}: a worker of epoch "
                              f"{connection.epoch} counts no more")
             self._epochs[session] = connection.epoch
             old = self._links.pop(session, None)
             self._links[session] = connection
             self._next.pop(session, None)
+            if lent is not None:
+                self._tell(session, BORROW, _encode(Borrow(lent.number)))
             for unique, number in self._floors.items():
                 if session in self._shared[unique].members:
                     self._tell(session, FLOOR, _encode(Floor(unique, number)))
@@ -140,7 +151,8 @@ class Asking:
             self._send(self._questions.of(session))
         if old is not None:
             old.close()
-        threading.Thread(target=self._read, args=(session, connection), name=f"ranks-{session}", daemon=True).start()
+        threading.Thread(target=self._read, args=(session, connection, lent), name=f"ranks-{session}",
+                         daemon=True).start()
 
     def newer(self, session: str, epoch: int) -> None:
         """Note that a session is served at that epoch: a link to an older worker of it ends."""
@@ -221,25 +233,29 @@ class Asking:
         except LinkError:  # its reader notices as well, and another connection is asked for
             pass
 
-    def _read(self, session: str, connection: SealedConnection) -> None:
+    def _read(self, session: str, connection: SealedConnection, lent: PeerSegments | None) -> None:
         pieces: dict[int, Pieces] = {}
         why = "it ended"
         try:
             while True:
                 kind, body = connection.recv()
-                self._take(kind, body, pieces)
+                self._take(kind, body, pieces, lent)
+                if lent is not None:
+                    lent.settle()
         except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             why = str(error)
         finally:
             connection.close()
+            if lent is not None:
+                lent.close()
             with self._lock:
                 if self._links.get(session) is connection:
                     del self._links[session]
                     self._begin()
             log.info("a rank link has ended", peer=session, reason=why)
 
-    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces]) -> None:
-        """Raises :class:`Corrupt`."""
+    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces], lent: PeerSegments | None = None) -> None:
+        """Raises :class:`Corrupt`, :class:`LinkError`."""
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
             with self._lock:
@@ -251,7 +267,7 @@ class Asking:
         if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
             self._take_kept(body, pieces)
             return
-        if kind not in (CONTRIBUTIONS, HOLDS) or len(body) < ASK_ID_LAYOUT.size:
+        if kind not in (CONTRIBUTIONS, HOLDS, PLACED) or len(body) < ASK_ID_LAYOUT.size:
             raise Corrupt(f"a message of type {kind} with {len(body)} bytes on a rank link", reason="message")
         (number,) = ASK_ID_LAYOUT.unpack_from(body)
         if kind == HOLDS:
@@ -260,6 +276,9 @@ class Asking:
             return
         with self._lock:
             question = self._questions.open.get(number)
+        if kind == PLACED:
+            self._take_placed(question, body[ASK_ID_LAYOUT.size:], lent)
+            return
         if question is None:  # it is complete, or was never asked
             pieces.pop(number, None)
             return
@@ -267,13 +286,24 @@ class Asking:
         if whole is None:
             return
         del pieces[number]
-        came = decode(whole)
+        self._came(question, decode(whole))
+
+    def _take_placed(self, question: Question | None, rows: memoryview, lent: PeerSegments | None) -> None:
+        """Raises :class:`Corrupt`, :class:`LinkError`."""
+        if lent is None:
+            raise Corrupt("PLACED came over a rank link without memory", reason="message")
+        came = placed(rows, lent.view)  # also where nobody asks any more: so it is given back
+        if question is not None:
+            self._came(question, came)
+
+    def _came(self, question: Question, came: dict[int, Contribution]) -> None:
+        """Raises :class:`Corrupt`."""
         if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
         # First there, then not asked any more: another rank of this session would ask again in between.
         self._log.put(question.unique, question.key, came)
         with self._lock:
-            self._questions.came(number, came)
+            self._questions.came(question.id, came)
 
     def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
         """Raises :class:`Corrupt`."""
