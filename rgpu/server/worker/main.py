@@ -68,7 +68,7 @@ log = structlog.get_logger(__name__)
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: Requests that come with descriptors.
 WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
-                              "ranks_link", "ranks_serve", "share_serve", "share_link"})
+                              "ranks_link", "ranks_lend", "ranks_serve", "share_serve", "share_link"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -105,7 +105,7 @@ class Worker:
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
         self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
-                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
+                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked, borrows=True),
                            lambda: self.state == "incoming", self._go_back)
         device.reach_ranks(self.ranks)
         self.runtime.share(Sharing(session, self._ask_for_tie, lambda: self.state != "running" or self.runtime.paused,
@@ -314,11 +314,21 @@ class Worker:
                 "gpu": self.limiter.describe(), "box": list(self.box.walls)}
 
     # -- ranks of communicators ---------------------------------------------------------
-    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
-        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with."""
+    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes, lent: bytes = b""
+                      ) -> None:
+        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with.
+
+        ``lent``: the number of a rank memory socket, which comes with it.
+        """
+        if len(fds) != 1 + bool(lent):
+            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of {1 + bool(lent)}")
+        self.ranks.link(fds[0], peer, epoch, ticket, secret, (lent, fds[1]) if lent else None)
+
+    def do_ranks_lend(self, fds: list[int], number: bytes) -> None:
+        """A socket over which memory is lent to a worker of this node that asks for what this session's ranks bring."""
         if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of one")
-        self.ranks.link(fds[0], peer, epoch, ticket, secret)
+            raise LinkError(f"{len(fds)} descriptors came with a rank memory socket instead of one")
+        self.ranks.lend(number, fds[0])
 
     def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
         """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
