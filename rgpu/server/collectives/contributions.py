@@ -131,6 +131,8 @@ class Log:
         self._entries: OrderedDict[tuple[Unique, Key], Entry] = OrderedDict()
         self._listeners: list[Callable[[Unique, Key], None]] = []
         self._held: set[tuple[Unique, Key]] = set()  #: that are not complete here
+        #: (communicator, sender, receiver): from which number on the session's journal brings it again; None: not known
+        self.kept_from: Callable[[Unique, int, int], int | None] = lambda unique, sender, receiver: None
         self._floors: dict[Unique, dict[str, int]] = {}  #: by session: collectives below are never asked for again
 
     def listen(self, listener: Callable[[Unique, Key], None]) -> None:

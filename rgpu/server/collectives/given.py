@@ -20,8 +20,11 @@ import msgspec
 from rgpu.session.errors import Corrupt
 from rgpu.session.objects.collectives import Kind, Operation
 
+MOST_MARKS = 8  #: checkpoints that may count yet
 MOST_OVER = 1024  #: communicators that were destroyed and are remembered
 UNKNOWN, GIVEN_UP = -1, -2  #: instead of a number: it is not known before the next one; nothing of it is waited for
+
+_Place = tuple[int, int, int]  #: sender, receiver, rank here
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class _Communicator:
 
     name: str
     members: list[str]
-    given: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    given: dict[_Place, int] = field(default_factory=dict)
     aborted: bool = False
     over: bool = False
 
@@ -43,13 +46,15 @@ class Given:
         self._lock = threading.Lock()
         self._all: dict[str, _Communicator] = {}
         self._handles: dict[int, tuple[str, int]] = {}  #: name and rank of each that was not destroyed
+        self._marks: dict[int, dict[str, dict[_Place, int]]] = {}  #: by position of a checkpoint: what was given there
+        self._kept: dict[str, dict[_Place, int]] = {}  #: likewise, of the newest that counts: the journal begins there
         self._from_before = False  #: the checkpoint that this session was rebuilt from tells no numbers
 
     def created(self, communicator: int, unique: bytes, rank: int, members: Sequence[str]) -> None:
         """Note a rank that was made, also in a rebuild. ``members``: the session of each; none: all are in this one."""
         if not members:
             return
-        name = hashlib.blake2b(unique, digest_size=12).hexdigest()
+        name = _name(unique)
         with self._lock:
             known = self._all.setdefault(name, _Communicator(name, list(members)))
             self._handles[communicator] = name, rank
@@ -100,6 +105,35 @@ class Given:
                                                         sorted({one.members[sender], one.members[receiver]}))
         return found
 
+    def mark(self, position: int) -> None:
+        """Note that a checkpoint is taken at this position of the journal; it may come to count."""
+        with self._lock:
+            self._marks[position] = self._numbers()
+            for old in sorted(self._marks)[:-MOST_MARKS]:
+                del self._marks[old]
+
+    def cut(self, position: int) -> None:
+        """Note that a checkpoint counts: the journal ahead of this position is gone."""
+        with self._lock:
+            self._kept = self._marks.pop(position, self._kept)
+            for old in [old for old in self._marks if old < position]:
+                del self._marks[old]
+
+    def kept_from(self, unique: bytes, sender: int, receiver: int) -> int | None:
+        """Return from which number on the journal brings again what ranks here brought; None: it is not known.
+
+        ``sender``, ``receiver``: of a pair whose sender is here; -1: collectives.
+        """
+        with self._lock:
+            if (given := self._kept.get(_name(unique))) is None:
+                return None
+            found = [number for place, number in given.items() if place[:2] == (sender, receiver)
+                     and (sender < 0 or place[2] == sender)]
+            return None if UNKNOWN in found else max(found, default=0)
+
+    def _numbers(self) -> dict[str, dict[_Place, int]]:
+        return {name: dict(one.given) for name, one in self._all.items()}
+
     def peers(self) -> list[str]:
         """Return the other sessions that have, or had, ranks of its communicators."""
         with self._lock:
@@ -134,3 +168,7 @@ class Given:
     def rebuilt(self) -> None:
         """The communicators of a checkpoint were made: those that follow begin at 0."""
         self._from_before = False
+
+
+def _name(unique: bytes) -> str:
+    return hashlib.blake2b(unique, digest_size=12).hexdigest()

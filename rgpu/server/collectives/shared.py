@@ -124,7 +124,9 @@ class SharedMeeting:
                 return False
             floor = self._log.floor_of(self.unique, self._exchange.session)
             begun = all(key[2] < self._next.get((rank, *key[:2]), 0) for rank in here)
-            return begun and (key[2] >= floor if key[0] < 0 else not floor)
+            kept = self._log.kept_from(self.unique, *key[:2])
+            known = key[0] < 0 or kept is not None
+            return begun and (key[2] >= max(floor if key[0] < 0 else 0, kept or 0) if known else not floor)
 
     def taken(self, key: Key) -> bool:
         """See :meth:`Shared.taken`."""

@@ -499,6 +499,7 @@ class Worker:
         if kind == "cut":
             self.check_deadline("a cut of the journal")
             self.ranks.passed(int(values.get("position") or 0))
+            self.runtime.given.cut(int(values.get("position") or 0))
         with self._lock:
             if self.link is not None:
                 self.link.notice(kind, **values)

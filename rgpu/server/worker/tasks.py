@@ -268,6 +268,7 @@ class Tasks:
     def _state(self, view: MomentView) -> SessionState:
         given = self.runtime.given
         self._gave = {"given": given.rows(), "peers": given.peers()}
+        given.mark(self.runtime.applied)
         return session_state.take(self.runtime, view, contributions=MOST_WRITTEN)
 
     def _begin_checkpoint(self, room: int | None) -> Checkpointing:
@@ -345,6 +346,8 @@ class Tasks:
                 phases, size = Phases(), sum(region.size for region in state.regions)
                 with encoders.for_restore(size) as opened.processes:
                     runtime.restore(state, opened, phases=phases)
+                runtime.given.mark(state.position)
+                runtime.given.cut(state.position)  # the journal follows it
                 log.info("rebuilt from a checkpoint", session=state.session, image=image, position=state.position,
                          bytes=size, phases_ms=phases.ms())
         return {"position": state.position, "epoch": state.epoch, "phases_ms": phases.ms()}

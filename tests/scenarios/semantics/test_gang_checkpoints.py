@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.scenarios.semantics.test_ranks import expected, kill_worker, released, train
 from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program
@@ -68,3 +70,22 @@ def test_agents_ask_by_themselves_and_workers_are_killed(tmp_path: Path) -> None
         named = [cuts(pool, name) for name in names]
         assert len(named[0]) == len(named[1]) == len(named[2]) > 1, named
         assert all("at one moment of train-0, train-1, train-2" in reason for found in named for reason in found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_agents_ask_by_themselves_and_more_is_brought_than_anybody_keeps(tmp_path: Path) -> None:
+    """Each member is killed once when more was brought since the common checkpoint than logs hold."""
+    steps, names = 190, ["train-0", "train-1"]
+    with LocalPool(tmp_path, nodes=2) as pool:
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(COUNT)}
+        programs = train(pool, "train", steps, 0, ("node-a", "node-b"), ("--journal-limit", "600M"))
+        for number, name in enumerate(names):
+            eventually(lambda number=number: len(cuts(pool, "train-0")) > number, "no checkpoint was taken", 240)
+            step(programs, 38)
+            kill_worker(pool, name)
+        released(pool, "train").touch()
+        assert {program.finish(300) for program in programs} == {expected(steps, 2, COUNT)}, lost(pool, programs)
+        assert len(cuts(pool, "train-0")) == len(cuts(pool, "train-1")) > 1
+        said = [line["reason"] for name in names for line in pool.rgpu("history", name)]
+        assert any("needs what was brought to collective" in reason for reason in said), said

@@ -72,7 +72,7 @@ def test_a_training_of_four_processes(tmp_path: Path) -> None:
 
 
 def test_all_workers_are_lost_at_once(tmp_path: Path) -> None:
-    """Members begin again at different places: what one of them brought ahead of its own stands in its checkpoint."""
+    """Members begin again at the moment of their newest checkpoints, which two of them were asked for in turn."""
     with LocalPool(tmp_path, nodes=3) as pool:
         pool.environment["RGPU_NCCL"] = "calls"
         programs = train(pool, "train", 60, 12)

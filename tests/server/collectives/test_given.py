@@ -75,6 +75,24 @@ def test_a_checkpoint_of_the_version_before_tells_none() -> None:
         assert row[:2] == (9, 9), "the next operation has its number"
 
 
+def test_what_the_journal_brings_again() -> None:
+    given = made()
+    assert given.kept_from(b"unique", -1, -1) is None, "no checkpoint counts"
+    given.gave([numbered(rank, Kind.ALL_REDUCE, number=6) for rank in (0, 2)])
+    given.gave([numbered(0, Kind.SEND, 1, number=3)])
+    given.mark(100)
+    given.gave([numbered(rank, Kind.ALL_REDUCE, number=9) for rank in (0, 2)])
+    given.mark(200)
+    assert given.kept_from(b"unique", -1, -1) is None
+    given.cut(100)
+    assert (given.kept_from(b"unique", -1, -1), given.kept_from(b"unique", 0, 1)) == (7, 4)
+    assert given.kept_from(b"unique", 0, 2) == 0 and given.kept_from(b"other", 0, 1) is None
+    given.cut(150)
+    assert given.kept_from(b"unique", -1, -1) == 7, "a position that no checkpoint here was taken at"
+    given.cut(200)
+    assert given.kept_from(b"unique", -1, -1) == 10
+
+
 def test_ended_ones_stay_and_aborted_ones_are_given_up() -> None:
     given = made()
     given.gave([numbered(rank, Kind.ALL_REDUCE, number=0) for rank in (0, 2)])

@@ -60,3 +60,18 @@ def test_the_next_worker_of_a_session_has_nothing_yet() -> None:
     meeting.held(KEY, "b", [0])
     assert meeting.renewed("b") == [], "all that it brings is here: it is complete"
     assert meeting.wait(posted, lambda: True)
+
+
+def test_messages_are_brought_again_from_the_checkpoint_on() -> None:
+    exchange = Alone()
+    exchange.log = Log(most=4)  # one message
+    meeting = SharedMeeting(b"u", MEMBERS, exchange)
+    for number in range(4):
+        operation = Operation(Kind.SEND, DataType.FLOAT32, Reduction.SUM, 1, 40, 18, 0, 0, 1, number=number)
+        posted = [meeting.post(0, operation, Zeros())]
+        meeting.arrive(posted, 1)
+        meeting.wait(posted, lambda: True)
+    assert [meeting.again((0, 1, number)) for number in range(5)] == [True] * 3 + [False] * 2, "the last is kept"
+    exchange.log.kept_from = lambda unique, sender, receiver: {(0, 1): 2}.get((sender, receiver))
+    exchange.log.floor(b"u", "a", 7, MEMBERS)  # of collectives
+    assert [meeting.again((0, 1, number)) for number in range(5)] == [False, False, True, False, False]

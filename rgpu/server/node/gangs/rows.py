@@ -49,7 +49,14 @@ def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, 
             "in_generation": gang.epochs.get(record.name) == record.epoch,
             "came": came, "pid": stats.get("pid"), "memory_bytes": view.get("memory_bytes"), "calls": calls,
             "collective": last_collective(_figures(record, views)), "exit_code": record.exit_code,
-            "reason": record.reason}
+            "checkpoint": _checkpoint(record), "reason": record.reason}
+
+
+def _checkpoint(record: SessionRecord) -> dict[str, Any] | None:
+    """The newest that counts; those of members that were taken at one moment have the same ``cut``."""
+    found = record.checkpoint
+    return None if found is None else {"image": found.name, "position": found.position, "created": found.created,
+                                       "cut": found.cut or None, "put_off": found.put_off}
 
 
 def waiting_rows(requests: Sequence[QueueRecord], lines: Mapping[str, Mapping[str, Any]],

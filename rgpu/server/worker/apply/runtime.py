@@ -71,6 +71,7 @@ class SessionRuntime:
                                lambda peer: None)  #: until :meth:`share`: nobody to share with
         self.contributions = Log()  #: what ranks brought to collectives with other sessions
         self.given = self.executor.communicators.given = Given(session)  #: and how many of them were given
+        self.contributions.kept_from = self.given.kept_from
         self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
                                       self.contributions, self.given)
 
