@@ -56,7 +56,7 @@ class Checkpoints:
         """
         asked = self.term.clock.monotonic()
         async with self.locks.session(name):
-            members = await self.sharing.members(name)
+            members, known = await self.sharing.members(name)
         async with AsyncExitStack() as locked:
             for member in sorted(members):
                 await locked.enter_async_context(self.locks.checkpoint(member))
@@ -69,7 +69,7 @@ class Checkpoints:
             record = members[name]
             try:
                 done = (await self._write_together(members, limited))[name] if len(members) > 1 else \
-                    await self._write(record, limited)
+                    await self._write(record, limited, alone=not known)
             except LimitReached as error:
                 await self._tell_refused(record, error)
                 raise
@@ -96,7 +96,8 @@ class Checkpoints:
             outcome = Outcome(done.taken, clock.monotonic(), done.answers)
         except RgpuError as error:
             outcome = Outcome(asked, clock.monotonic(), {}, error)
-            for member in () if isinstance(error, Fenced | LimitReached) else sorted(members):
+            told = {one for one, last in self._together.items() if str(last.error) == str(error)}
+            for member in () if isinstance(error, Fenced | LimitReached) else sorted(members.keys() - told):
                 await self.term.note("refuse_checkpoint", f"no checkpoint was written, and the session runs on: "
                                      f"{error.message}", session=member, user=members[member].user)
         self._together = {one: last for one, last in self._together.items() if last.over > asked - KEEP} | \
@@ -118,11 +119,12 @@ class Checkpoints:
 
         It is of this session alone, also where it shares communicators: it is about to lose its place.
         """
-        return await self._write((await self.records.held(name)).record, False, parting=True)
+        return await self._write((await self.records.held(name)).record, False, alone=True)
 
-    async def _write(self, record: SessionRecord, limited: bool, parting: bool = False) -> dict[str, Any]:
+    async def _write(self, record: SessionRecord, limited: bool, alone: bool) -> dict[str, Any]:
+        """``alone``: also where it shares communicators."""
         checkpoint, result = await self.writing.image(record, limited)
-        if not parting and (others := await self.sharing.live([str(one) for one in result.get("peers") or ()])):
+        if not alone and (others := await self.sharing.live([str(one) for one in result.get("peers") or ()])):
             raise Refused(f"{record.name} came to share communicators with {', '.join(others)} while its checkpoint "
                           "was taken, which counts for nothing: take it again", session=record.name)
         self.writing.publishing(checkpoint, record.name)

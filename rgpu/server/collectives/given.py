@@ -21,7 +21,6 @@ from rgpu.session.errors import Corrupt
 from rgpu.session.objects.collectives import Kind, Operation
 
 MOST_MARKS = 8  #: checkpoints that may count yet
-MOST_OVER = 1024  #: communicators that were destroyed and are remembered
 UNKNOWN, GIVEN_UP = -1, -2  #: instead of a number: it is not known before the next one; nothing of it is waited for
 
 _Place = tuple[int, int, int]  #: sender, receiver, rank here
@@ -35,7 +34,6 @@ class _Communicator:
     members: list[str]
     given: dict[_Place, int] = field(default_factory=dict)
     aborted: bool = False
-    over: bool = False
 
 
 class Given:
@@ -67,9 +65,6 @@ class Given:
                 return
             if (one := self._all.get(found[0])) is not None:
                 one.aborted = one.aborted or abort
-                one.over = all(name != one.name for name, _ in self._handles.values())
-            for name in [name for name, one in self._all.items() if one.over][:-MOST_OVER]:
-                del self._all[name]
 
     def gave(self, operations: Sequence[Operation]) -> bool:
         """Note operations of a group; whether any is of such a communicator."""
@@ -143,7 +138,7 @@ class Given:
     def state(self) -> Any:
         """Return it for a checkpoint or a move; unset where there is nothing."""
         with self._lock:
-            return msgspec.to_builtins([[one.name, one.members, list(one.given.items()), one.aborted, one.over]
+            return msgspec.to_builtins([[one.name, one.members, list(one.given.items()), one.aborted]
                                         for one in self._all.values()]) or msgspec.UNSET
 
     def restore(self, state: Any) -> None:
@@ -153,17 +148,17 @@ class Given:
         """
         try:
             rows = msgspec.convert([] if state is msgspec.UNSET or state is None else state, type=list[
-                tuple[str, list[str], list[tuple[tuple[int, int, int], int]], bool, bool]])
+                tuple[str, list[str], list[tuple[tuple[int, int, int], int]], bool]])
         except msgspec.ValidationError as error:
             raise Corrupt(f"numbers of collectives in a checkpoint cannot be read: {error}", reason="given") from None
         with self._lock:
             self._from_before = not rows
             for one in self._all.values():  # made ahead of the state: at what number is not known yet
                 one.given = dict.fromkeys(one.given, UNKNOWN)
-            for name, members, given, aborted, over in rows:
+            for name, members, given, aborted in rows:
                 if any(not -1 <= end < len(members) for place, _ in given for end in place):
                     raise Corrupt("numbers of collectives in a checkpoint name impossible ranks", reason="given")
-                self._all[name] = _Communicator(name, members, dict(given), aborted, over)
+                self._all[name] = _Communicator(name, members, dict(given), aborted)
 
     def rebuilt(self) -> None:
         """The communicators of a checkpoint were made: those that follow begin at 0."""

@@ -106,7 +106,7 @@ def test_ended_ones_stay_and_aborted_ones_are_given_up() -> None:
     assert row[:2] == (GIVEN_UP, GIVEN_UP) and aborted.peers() == []
 
 
-@pytest.mark.parametrize("state", [7, [["x", ["a"]]], [["x", ["a"], [[[-1, -1, 3], 1]], False, False]],
+@pytest.mark.parametrize("state", [7, [["x", ["a"]]], [["x", ["a"], [[[-1, -1, 3], 1]], False]],
                                    [[1, 2, 3, 4, 5]]])
 def test_damage_is_told(state: object) -> None:
     with pytest.raises(Corrupt):

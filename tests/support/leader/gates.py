@@ -11,7 +11,8 @@ from rgpu.session.errors import Refused
 
 
 class FakeGates:
-    """``peers``: sessions that share the one communicator; none: workers that tell nothing, as of the version before.
+    """``peers``: sessions that share the one communicator. ``old``: those whose workers are of the version before, and
+    tell nothing.
 
     ``given``: what each gave to it. ``slow``: those that come to no boundary. ``meanwhile``: peers that a snapshot
     tells of, beside those.
@@ -19,6 +20,7 @@ class FakeGates:
 
     def __init__(self) -> None:
         self.peers: list[str] = []
+        self.old: set[str] = set()
         self.given: dict[str, int] = {}
         self.slow: set[str] = set()
         self.meanwhile: dict[str, list[str]] = {}
@@ -29,7 +31,8 @@ class FakeGates:
 
     def describe(self, session: str) -> dict[str, Any]:
         """What a worker says of its peers."""
-        return {"peers": [one for one in self.peers if one != session and session in self.peers]} if self.peers else {}
+        return {} if session in self.old else \
+            {"peers": [one for one in self.peers if one != session and session in self.peers]}
 
     async def moment(self, session: str, cut: str) -> None:
         """A checkpoint waits for its moment. Raises :class:`Refused` where it is given up."""
@@ -42,7 +45,7 @@ class FakeGates:
 
     def result(self, session: str) -> dict[str, Any]:
         """What a checkpoint says of its moment."""
-        if not self.peers and session not in self.meanwhile:
+        if session in self.old:
             return {}
         return {"given": self._rows(session),
                 "peers": [*self.describe(session).get("peers", []), *self.meanwhile.get(session, [])]}

@@ -20,11 +20,11 @@ class Sharing:
     def __init__(self, records: PoolRecords, commands: FencedCommands) -> None:
         self.records, self.commands = records, commands
 
-    async def members(self, name: str) -> dict[str, SessionRecord]:
-        """Return a session and all that share communicators with it, or with one that does, by name.
+    async def members(self, name: str) -> tuple[dict[str, SessionRecord], bool]:
+        """Return a session and all that share communicators with it, or with one that does, by name; whether it is so.
 
-        Sessions that are over count no more. Only itself where a worker of the version before, which tells nothing, is
-        among them. Raises :class:`NotFound`, and what a node raises.
+        Sessions that are over count no more. Only itself, and False, where a worker of the version before, which tells
+        nothing, is among them. Raises :class:`NotFound`, and what a node raises.
         """
         first = (await self.records.held(name)).record
         found, todo = {name: first}, [first]
@@ -37,12 +37,13 @@ class Sharing:
                 if one is not first:
                     log.warning("a checkpoint is taken of one session alone: the worker of another is of an earlier "
                                 "version", session=name, peer=one.name)
-                return {name: first}
+                return {name: first}, False
             for peer in peers:
                 held = None if peer in found else await self.records.find(peer)
                 if held is not None and held.record.state not in OVER:
                     found[peer] = held.record
                     todo.append(held.record)
+        return found, True
         return found
 
     async def live(self, names: list[str]) -> list[str]:

@@ -162,7 +162,7 @@ def test_who_came_to_share_meanwhile(tmp_path: Path) -> None:
 def test_workers_of_the_version_before_are_checkpointed_alone(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await begin(w)
-        w.pool.gates.peers = []
+        w.pool.gates.old = {"t"}
         assert "together" not in await w.coordinator.checkpoint("s")
         assert [bool(one.checkpoint) for one in await records(w)] == [True, False, False]
 
