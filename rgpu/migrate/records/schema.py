@@ -155,19 +155,15 @@ class NodeRecord(Record, frozen=True, kw_only=True):
 
 
 class CheckpointName(Record, frozen=True, kw_only=True):
-    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``.
-
-    ``cut``: the same for checkpoints of sessions that share communicators, taken at one moment; empty: of it alone.
-    ``put_off``: attempts in vain to come to that.
-    """
+    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``."""
 
     name: Name
     position: U63
     epoch: U63
     created: Seconds = 0.0
     bytes: U63 = 0
-    cut: Text = ""
-    put_off: U63 = 0
+    cut: Text = ""  #: the same for sessions that share communicators, whose moment it was, too; empty: of it alone
+    put_off: U63 = 0  #: attempts in vain to come to that moment
 
 
 class MoveRecord(Record, frozen=True, kw_only=True):
@@ -239,8 +235,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     device: Text
     needs: Needs = Needs()
     checkpoint: CheckpointName | None = msgspec.field(default=None, name="image")  #: on disk: image
-    older: Annotated[list[CheckpointName],
-                     Meta(max_length=MAX_OLDER)] = []  #: checkpoints it named before, newest first
+    older: Annotated[list[CheckpointName], Meta(max_length=MAX_OLDER)] = []  #: those it named before, newest first
     cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the checkpoint's position
     move: MoveRecord | None = None
     recover: bool = True
@@ -272,9 +267,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     @property
     def journal_from(self) -> int:
         """The position up to which the agent may have cut its journal."""
-        if self.cut is not None:
-            return self.cut
-        return self.checkpoint.position if self.checkpoint is not None else 0
+        named = self.checkpoint.position if self.checkpoint is not None else 0
+        return self.cut if self.cut is not None else named
 
     @property
     def usable_checkpoints(self) -> list[CheckpointName]:

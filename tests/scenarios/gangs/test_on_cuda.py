@@ -32,7 +32,7 @@ def pool(tmp_path: Path) -> Iterator[LocalPool]:
         yield pool
 
 
-def test_ranks_are_moved_and_recovered_while_they_train(pool: LocalPool, tmp_path: Path) -> None:
+def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: LocalPool, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.driver")
     expected = subprocess.run([sys.executable, TRAINING, "--expected", str(RANKS), str(STEPS)], capture_output=True,
                               text=True, check=True).stdout
@@ -41,6 +41,7 @@ def test_ranks_are_moved_and_recovered_while_they_train(pool: LocalPool, tmp_pat
     program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2"]), name="sums",
                        options=("--ranks", str(RANKS), "--gpus", "0.25", "--memory", "64MiB"))
     program.wait_lines(RANKS)
+    assert pool.rgpu("checkpoint", "sums.1")["together"] == ["sums.0", "sums.1", "sums.2"]
     began = {row["session"]: row["host"] for row in pool.rgpu("ps")}
     other = {"node-a": "node-b", "node-b": "node-a"}[began["sums.1"]]
     pool.rgpu("migrate", "sums.1", other)
@@ -48,6 +49,9 @@ def test_ranks_are_moved_and_recovered_while_they_train(pool: LocalPool, tmp_pat
     os.kill(pool.session("sums.2")["worker_pid"], signal.SIGKILL)
     eventually(lambda: pool.session("sums.2")["epoch"] == 2 and pool.session("sums.2")["state"] == "running",
                pool.logs, 60)
+    members = pool.rgpu("describe", "sums")["members"]
+    assert len({one["checkpoint"]["cut"] for one in members} - {None}) == 1, members
+    assert pool.rgpu("checkpoint", "sums.2")["together"] == ["sums.0", "sums.1", "sums.2"], "after a recovery too"
     pool.rgpu("migrate", "sums.0", other)
     assert program.process.wait(120) == 0, program.errors[-20:]
     program.finish_reading()

@@ -78,7 +78,7 @@ class _OneCut:
         self.cut = Cut(members, patience)
         self._id = parts.term.new_id()
         self._writing: dict[str, asyncio.Task[Done]] = {}
-        self._taken = self._deadline = 0.0
+        self._taken = self._deadline = self._begun = 0.0
         self._answers: dict[str, dict[str, Any]] = {}
 
     async def run(self, limited: bool) -> Common:
@@ -119,7 +119,7 @@ class _OneCut:
             if said["ready"]:
                 self.cut.feed("ready", name)
         if self.cut.state == "holding":
-            self._deadline = self._now() + self.cut.patience
+            self._begin()
         elif self._now() > self._deadline:
             raise Refused(f"checkpoints were not prepared within {READY_SECONDS:.0f} s")
 
@@ -146,7 +146,12 @@ class _OneCut:
             await asyncio.sleep(min(left, LOOK_SECONDS))
             await self._tell_all("look")
         self.cut.feed("again")
-        self._deadline = self._now() + self.cut.patience
+        self._begin()
+
+    def _begin(self) -> None:
+        """An attempt begins: gates are closed from here on."""
+        self._begun = self._now()
+        self._deadline = self._begun + self.cut.patience
 
     async def _take(self) -> None:
         self._taken = self._now()
@@ -186,8 +191,9 @@ class _OneCut:
                 continue
         else:
             raise Conflict(f"the records of {others} change too fast")
-        self._answers = {name: {**answer(name, checkpoint, result), "together": sorted(done),
-                                "put_off": put_off} for name, (checkpoint, result) in done.items()}
+        said = {"together": sorted(done), "put_off": put_off, "held_ms": round((self._taken - self._begun) * 1000, 3)}
+        self._answers = {name: {**answer(name, checkpoint, result), **said}
+                         for name, (checkpoint, result) in done.items()}
         self.cut.feed("published")
         await asyncio.gather(*(parts.writing.notice(held.record, done[held.record.name][0]) for held in published))
 
