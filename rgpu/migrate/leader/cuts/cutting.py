@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.link.faults import fault
 from rgpu.migrate.leader.cuts import cut as table
 from rgpu.migrate.leader.cuts.cut import Cut, Told, pause_after, read_rows
 from rgpu.migrate.leader.cuts.sharing import Sharing
@@ -91,6 +92,7 @@ class _OneCut:
         self._deadline = self._now() + READY_SECONDS
         try:
             while self.cut.state not in table.OVER:
+                fault(f"cut.{self.cut.state}")
                 await self._step(steps[self.cut.state])
             if self.cut.state == "abandoned":
                 raise Refused(f"the checkpoints of {', '.join(sorted(self._members))}, which share communicators, came "
@@ -195,6 +197,7 @@ class _OneCut:
         self._answers = {name: {**answer(name, checkpoint, result), **said}
                          for name, (checkpoint, result) in done.items()}
         self.cut.feed("published")
+        fault("cut.published")
         await asyncio.gather(*(parts.writing.notice(held.record, done[held.record.name][0]) for held in published))
 
     # -- members -------------------------------------------------------------------------
