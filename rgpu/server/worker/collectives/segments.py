@@ -68,10 +68,12 @@ class OwnSegments:
 
         It is the caller's until the array, and all memory views of it, are gone.
         """
-        if not self._borrowers or not SMALLEST <= size <= LARGEST:
+        if not SMALLEST <= size <= LARGEST or not (self._borrowers or self._segments):
             return None
         with self._lock:
             self._collect()
+            if not self._borrowers:
+                return None
             free = [one for one in self._segments.values()
                     if not one.used and not one.lent and size <= one.size <= WASTE * size]
             segment = min(free, key=lambda one: one.size) if free else self._make(size)
@@ -118,7 +120,7 @@ class OwnSegments:
                 segment.known.discard(borrower)
                 if segment.lent.pop(borrower, 0):
                     segment.retired = True
-            self._trim(0 if not self._borrowers else MOST_KEPT)
+            self._collect()
 
     def describe(self) -> dict[str, int]:
         """Return {segments, segment_bytes, shared_bytes: of contributions that were named rather than sent}."""
@@ -129,7 +131,6 @@ class OwnSegments:
     # -- with the lock ----------------------------------------------------------------
     def _make(self, size: int) -> _Segment | None:
         """A new segment; None where none is to be had."""
-        self._trim(MOST_KEPT)
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             fd = os.memfd_create("rgpu-contribution", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -155,7 +156,7 @@ class OwnSegments:
                 segment.used = False
         for borrower in self._borrowers:
             self._hear(borrower)
-        self._trim(MOST_KEPT)
+        self._trim(MOST_KEPT if self._borrowers else 0)
 
     def _hear(self, borrower: Borrower) -> None:
         numbers = borrower.returned()
