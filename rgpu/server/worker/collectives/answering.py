@@ -86,10 +86,10 @@ class _Client:
 
 
 class Answering:
-    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint;
-    False: not now."""
+    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint,
+    unless it is ending already."""
 
-    def __init__(self, contributions: Log, go_back: Callable[[str], bool] = lambda why: False) -> None:
+    def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None) -> None:
         self._log, self._go_back = contributions, go_back
         self._lock = threading.RLock()
         self._clients: set[_Client] = set()
