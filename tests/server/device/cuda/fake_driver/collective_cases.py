@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -139,43 +139,41 @@ def test_a_rank_whose_group_comes_behind_what_has_no_room(session: Session, monk
     assert [session.result(rank, COUNT) for rank in range(RANKS)] == [total] * RANKS
 
 
-def test_ranks_elsewhere_and_a_driver_that_waits(gang: Gang, device: Any) -> None:
-    """The applying thread is inside the driver, which waits for the stream that stands at the group."""
-    data = contents(3, COUNT * 4, 1, DataType.FLOAT32)
-    for rank, part in enumerate(data):
+def fill_gang(gang: Gang, seed: int) -> None:
+    """Write a part for each of three ranks."""
+    for rank, part in enumerate(contents(3, COUNT * 4, seed, DataType.FLOAT32)):
         gang.of(rank).call("write", rank, part)
+
+
+def check_goes_on(gang: Gang, waits: Callable[[], object], what: str) -> None:
+    """Have rank 1 give its group, and a thread be inside the driver, which waits for it: the group goes on."""
     gang.of(1).group(operation(1, Kind.ALL_REDUCE))
-    driver().fake_loads_wait(1)
-    loading = threading.Thread(target=device.load, args=(30, BINARY, b"", False))
-    loading.start()
-    time.sleep(0.2)
-    assert loading.is_alive(), "the load does not wait for the stream"
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    time.sleep(0.1)
+    assert waiting.is_alive(), f"nothing waits: {what}"
     for rank in (0, 2):
         gang.of(rank).group(operation(rank, Kind.ALL_REDUCE))
-    loading.join(20)
-    assert not loading.is_alive()
-    assert len({gang.of(rank).read(rank, COUNT * 4) for rank in range(3)}) == 1
-    assert gang.of(0).read(0, 4) != bytes(4)
+    waiting.join(20)
+    assert not waiting.is_alive(), what
+    driver().fake_queue(0)
+    assert gang.of(0).read(0, COUNT * 4) == gang.of(2).read(2, COUNT * 4) != bytes(COUNT * 4)
 
 
-def test_ranks_elsewhere_and_a_queue_that_is_full(gang: Gang, device: Any) -> None:
+def test_ranks_elsewhere_and_a_driver_that_waits(gang: Gang, device: Any) -> None:
+    """The applying thread is inside the driver, which waits for the stream that stands at the group."""
+    fill_gang(gang, 1)
+    driver().fake_loads_wait(1)
+    check_goes_on(gang, lambda: device.load(30, BINARY, b"", False), "the load")
+    assert gang.of(1).read(1, COUNT * 4) == gang.of(0).read(0, COUNT * 4)
+
+
+def test_ranks_elsewhere_and_a_queue_that_is_full(gang: Gang) -> None:
     """Whoever gives the stream more waits in the driver, also with the engine's lock: the group still goes on."""
     for most in range(12, 46):  # a marker, which is given with the lock, is one of some thirty calls
-        data = contents(3, COUNT * 4, most, DataType.FLOAT32)
-        for rank, part in enumerate(data):
-            gang.of(rank).call("write", rank, part)
+        fill_gang(gang, most)
         driver().fake_queue(most)
-        gang.of(1).group(operation(1, Kind.ALL_REDUCE))
-        giving = threading.Thread(target=lambda: [gang.of(1).call("write", 1, bytes(4)) for _ in range(40)])
-        giving.start()
-        time.sleep(0.05)
-        assert giving.is_alive(), "the queue is not full"
-        for rank in (0, 2):
-            gang.of(rank).group(operation(rank, Kind.ALL_REDUCE))
-        giving.join(20)
-        assert not giving.is_alive(), most
-        driver().fake_queue(0)
-        assert gang.of(0).read(0, COUNT * 4) == gang.of(2).read(2, COUNT * 4) != bytes(COUNT * 4)
+        check_goes_on(gang, lambda: [gang.of(1).call("write", 1, bytes(4)) for _ in range(40)], f"a queue of {most}")
 
 
 def test_what_a_lost_worker_brought_is_had_again(gang: Gang) -> None:
