@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from cuda.bindings import driver as cuda
 
-from rgpu.server.device.cuda.collectives import groups
+from rgpu.server.device.cuda.collectives import groups, staging
+from rgpu.server.device.cuda.collectives.gates import GATES, Gates
+from rgpu.session.errors import DeviceError
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
 from tests.support.collectives.ranks import PART as EACH
 from tests.support.collectives.ranks import RECEIVE, Gang, Member, contents, operation
@@ -203,6 +208,99 @@ def test_a_device_that_closes_does_not_wait_for_ranks(session: Session) -> None:
     session.runtime.stop()
     session.device._collectives.stop()
     assert session.device.drain(5) and time.monotonic() - began < 20
+
+
+def check_a_sum(session: Session) -> None:
+    """Compare one collective's result."""
+    values = session.fill()
+    session.group(*(own_operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
+    assert session.result(0, COUNT) == (values[0] + values[1] + values[2])[:COUNT].tolist()
+
+
+@pytest.mark.parametrize(("where", "result"), [("bring", 1), ("deliver", 1), ("deliver", 2)])
+def test_what_the_driver_refused_half_way_is_used_again(session: Session, monkeypatch: pytest.MonkeyPatch,
+                                                        where: str, result: int) -> None:
+    """Gates and buffers of such groups come back when the streams are past what they were given of them; also of
+    one that is tried again since memory was made (2).
+    """
+    own = session.device._collectives
+    session.fill()
+    session.group(*(own_operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
+    assert session.device.drain(10)
+    own._await_room([])
+    monkeypatch.setattr(own._gates, "_free", deque(range(4)))
+    real, calls = getattr(groups.Staged, where), itertools.count(1)
+
+    def refused(staged: groups.Staged, stream: Any) -> None:
+        if next(calls) % 2 == 0:  # the second of a group's three
+            raise DeviceError("refused", result)
+        real(staged, stream)
+
+    tried: list[int] = []
+    session.runtime.executor.make_room = lambda: bool(tried.append(1)) or len(tried) < 6
+    with monkeypatch.context() as patched:
+        patched.setattr(groups.Staged, where, refused)
+        for number in range(12):
+            session.group(*(own_operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
+            assert session.runtime.executor.bugs == (number + 1) * (result == 1) and session.device.drain(10)
+    check_a_sum(session)
+    own._await_room([])
+    assert own._staging.used == 0 and sorted(own._gates._free) == list(range(4))
+
+
+def test_gates_that_are_all_taken() -> None:
+    made = Gates()
+    taken = {made.take() for _ in range(GATES)}
+    assert len(taken) == GATES and made.full
+    with pytest.raises(DeviceError, match="all 2048 gates .* synchronize"):
+        made.take()
+    made.give(5)
+    assert made.take() == 5
+
+
+class Pinned:
+    """The driver, with the bytes of host memory that were allocated and not freed."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cuda, name)
+
+    @property
+    def bytes(self) -> int:
+        """Of all."""
+        return sum(self.sizes.values())
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> Any:  # noqa: N802 - the driver's name
+        """Count it."""
+        result, address = cuda.cuMemHostAlloc(size, flags)
+        self.sizes[int(address)] = size
+        return result, address
+
+    def cuMemFreeHost(self, address: int) -> Any:  # noqa: N802 - the driver's name
+        """Count it."""
+        del self.sizes[address]
+        return cuda.cuMemFreeHost(address)
+
+
+def test_pinned_memory_has_a_bound(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where sizes change and one group is always given: a receive whose message comes late."""
+    monkeypatch.setattr(staging, "MOST_HELD", 16 << 20, raising=False)
+    monkeypatch.setattr(groups, "MOST_STAGED", 4 << 20)
+    pinned = Pinned()
+    monkeypatch.setattr(staging, "driver", pinned)
+    session.fill()
+    session.group(own_operation(0, Kind.RECEIVE, 1))
+    for size in [*range(1 << 16, 1 << 20, 1 << 14), *range(1 << 20, 1 << 16, -(1 << 15))]:
+        session.group(*(replace(own_operation(rank, Kind.ALL_REDUCE, count=size // 4), send=SEND, receive=SEND,
+                                stream=19 + rank % 2, communicator=40 + rank) for rank in range(RANKS)))
+        assert pinned.bytes <= 16 << 20, size
+    assert session.device._collectives._given, "the receive stands there"
+    session.group(own_operation(1, Kind.SEND, 0))
+    assert session.device.drain(20) and not session.device.error and not session.runtime.executor.bugs
+    session.device._collectives.close()
+    assert pinned.bytes == 0
 
 
 def test_what_is_no_memory_of_the_session(session: Session) -> None:
