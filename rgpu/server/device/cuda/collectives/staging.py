@@ -71,14 +71,14 @@ class Staging:
         self._chunks: list[_Chunk] = []  #: the smallest first
 
     def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether buffers of so many bytes can be taken with at most :data:`MOST_HELD` held."""
+        """Whether buffers of so many bytes are there, or can be added with at most :data:`MOST_HELD` held."""
         rest = 0
         for size, chunk, begin in self._place(sizes):
             if chunk is None:
                 rest += size
             else:
                 chunk.give(begin, size)
-        return self.held + rest <= MOST_HELD
+        return not rest or self.held + rest <= MOST_HELD
 
     def take(self, sizes: Sequence[int]) -> list[Buffer]:
         """Return buffers of at least so many bytes (one or more), not cleared; holds more than :data:`MOST_HELD` where
@@ -111,11 +111,12 @@ class Staging:
             buffer.chunk.give(buffer.begin, buffer.bytes.size)
 
     def trim(self, sizes: Sequence[int] = ()) -> None:
-        """Give chunks back until :meth:`fits`, the smallest first: large ones serve for small buffers as well.
+        """Give chunks back, the smallest first, until :data:`MOST_HELD` holds and buffers of so many bytes fit: large
+        ones serve for small buffers as well.
 
         No stream may stand at a gate, and no buffer be taken.
         """
-        while self._chunks and not self.fits(sizes):
+        while self._chunks and (self.held > MOST_HELD or not self.fits(sizes)):
             self._drop()
 
     def close(self) -> None:
@@ -140,10 +141,13 @@ class Staging:
         return places
 
     def _grow(self, need: int) -> _Chunk:
-        """Add a chunk: a power of two, for which few are ever needed, unless only what is needed still fits."""
+        """Add a chunk: a power of two, so that few are ever needed, but near the bound and beyond it hardly more than
+        is needed.
+        """
         size = max(_power(need), LEAST, min(_power(self.held), AHEAD))
-        if self.held + size > MOST_HELD >= self.held + need:
-            size = need
+        if self.held + size > MOST_HELD:
+            step = _power(need) // 8
+            size = need if self.held + need <= MOST_HELD else -(-need // step) * step
         chunk = _Chunk(size)
         self.held += size
         bisect.insort(self._chunks, chunk, key=lambda one: one.size)

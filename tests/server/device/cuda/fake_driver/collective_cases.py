@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -301,6 +303,39 @@ def test_pinned_memory_has_a_bound(session: Session, monkeypatch: pytest.MonkeyP
     assert session.device.drain(20) and not session.device.error and not session.runtime.executor.bugs
     session.device._collectives.close()
     assert pinned.bytes == 0
+
+
+def test_buffers_do_not_overlap_and_are_joined_again(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken and given in any order; what fits is within the bound, what does not is had beyond it."""
+    device.gpus.use()
+    monkeypatch.setattr(staging, "MOST_HELD", 4 << 20)
+    made, dice = staging.Staging(), random.Random(7)
+    taken: list[list[staging.Buffer]] = []
+    beyond = 0
+    for step in range(800):
+        if taken and dice.random() < (0.45 if step < 400 else 0.6):
+            made.give(taken.pop(dice.randrange(len(taken))))
+            continue
+        sizes = [dice.choice([1, 4096, 5000, 1 << 17, dice.randrange(1, 1 << 20)]) for _ in range(dice.randrange(4))]
+        fits, before = made.fits(sizes), made.held
+        taken.append(made.take(sizes))
+        assert [buffer.bytes.size >= size for buffer, size in zip(taken[-1], sizes, strict=True)] == [True] * len(sizes)
+        assert made.held <= max(4 << 20, before) or not fits
+        beyond += not fits
+        places = sorted((one.address, one.address + one.bytes.size) for group in taken for one in group)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+        assert made.used == sum(end - begin for begin, end in places)
+    for group in taken:
+        made.give(group)
+    assert beyond and made.used == 0 and all(chunk.free == [(0, chunk.size)] for chunk in made._chunks)
+    made.trim()
+    assert 0 < made.held <= 4 << 20
+    made.trim([9 << 20])
+    assert made.held == 0, "one that alone needs more gets all room"
+    made.give(made.take([9 << 20]))
+    assert 9 << 20 <= made.held < 12 << 20
+    made.close()
+    assert made.held == 0
 
 
 def test_what_is_no_memory_of_the_session(session: Session) -> None:
