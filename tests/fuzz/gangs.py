@@ -11,6 +11,7 @@ import msgspec
 from rgpu.link.messages.ranks import (
     ASK,
     ASK_ID_LAYOUT,
+    BORROW,
     CONTRIBUTIONS,
     FLOOR,
     GO_BACK,
@@ -18,8 +19,10 @@ from rgpu.link.messages.ranks import (
     KEPT,
     KEPT_HEAD_LAYOUT,
     NEVER,
+    PLACED,
     REFILL,
     Ask,
+    Borrow,
     Floor,
     GoBack,
     Never,
@@ -28,7 +31,8 @@ from rgpu.link.messages.ranks import (
 from rgpu.server.collectives.contributions import Contribution, Key, Log, decode, encode
 from rgpu.server.worker.collectives.answering import Answering, Asker, _Client
 from rgpu.server.worker.collectives.asking import Asking
-from rgpu.session.errors import RgpuError
+from rgpu.server.worker.collectives.segments import PeerSegments
+from rgpu.session.errors import Corrupt, RgpuError
 from rgpu.session.objects import collectives
 from rgpu.session.objects.collectives import DataType, Kind, Operation, Reduction
 
@@ -72,8 +76,23 @@ class SharedStub:
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         assert session in self.members and all(self.members[rank] for rank in ranks)
 
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        return [(HERE, [0])] if session in self.members else []
+
     def lost(self, key: Key, why: str) -> None:
         assert why
+
+
+class _Lent(PeerSegments):
+    """One segment of 8 bytes."""
+
+    def __init__(self) -> None:
+        pass
+
+    def view(self, number: int, size: int) -> memoryview:
+        if number != 1 or not 0 < size <= 8:
+            raise Corrupt(f"{size} bytes of segment {number}", reason="size")
+        return memoryview(bytes(size))
 
 
 class _Connection:
@@ -91,6 +110,7 @@ class Told(_Client):
 
     def __init__(self) -> None:
         self.connection, self.asker, self.pending = _Connection(), Asker("b", 1), {}  # type: ignore[assignment]
+        self.memory = None
         self.told: list[tuple[int, bytes]] = []
 
     def tell(self, kind: int, *parts: bytes | memoryview) -> None:
@@ -114,12 +134,11 @@ def rank_link(data: bytes) -> None:
         length = int.from_bytes(data[at + 1:at + 3], "little")
         body = memoryview(data[at + 3:at + 3 + length])
         for take in (lambda kind, what: answering._take(client, kind, what),
-                     lambda kind, what: asking._take(kind, what, pieces)):
+                     lambda kind, what: asking._take(kind, what, pieces, _Lent())):
             try:
                 take(data[at], body)
             except (RgpuError, ValueError):  # as both ends' reading threads
                 pass
-        asking._call()
         at += 3 + length
     log.put(UNIQUE, HERE, BROUGHT, seq=1)
     log.put(UNIQUE, THERE, {0: BROUGHT[0]})
@@ -144,7 +163,9 @@ def _link_seeds() -> list[bytes]:
             _message(FLOOR, pack(Floor(UNIQUE, 2))) + _message(REFILL, pack(Refill(0, UNIQUE))),
             _message(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(1) + b"\1" + whole) + _message(HOLDS, ASK_ID_LAYOUT.pack(1)),
             _message(KEPT, KEPT_HEAD_LAYOUT.pack(0, *HERE) + b"\0" + whole[:9])
-            + _message(NEVER, pack(Never(2, "over", True))) + _message(GO_BACK, pack(GoBack(UNIQUE, HERE, "none")))]
+            + _message(BORROW, pack(Borrow(b"n" * 16))) + _message(PLACED, ASK_ID_LAYOUT.pack(1) + pack(
+                [(1, 0, 7, 0, -1, 2, b"", 1, 8)])),
+            _message(NEVER, pack(Never(2, "over", True))) + _message(GO_BACK, pack(GoBack(UNIQUE, HERE, "none")))]
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], Callable[[], list[bytes]]]] = {

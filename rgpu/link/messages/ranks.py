@@ -21,6 +21,8 @@ FLOOR = 33
 REFILL = 37
 #: What NEVER said can be brought again is needed: the answerer begins again at its checkpoint.
 GO_BACK = 39
+#: Names the memory socket whose ends the daemon gave both: what is long may be there.
+BORROW = 40
 
 # answerer → asker
 #: A piece of what some wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
@@ -30,6 +32,9 @@ CONTRIBUTIONS = 34
 HOLDS = 35
 #: What was asked for will not come.
 NEVER = 36
+#: As CONTRIBUTIONS, for what lies in memory that the asker maps: each row has the segment and its bytes where that
+#: has data.
+PLACED = 41
 #: A piece of what is kept of one collective, as CONTRIBUTIONS.
 KEPT = 38
 
@@ -78,3 +83,9 @@ class Never(msgspec.Struct):
     id: int
     why: str
     again: bool = False  #: its session brings it again when it begins again at its checkpoint
+
+
+class Borrow(msgspec.Struct):
+    """BORROW: Names the memory socket whose ends the daemon gave both: what is long may be there."""
+
+    number: bytes

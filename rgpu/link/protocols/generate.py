@@ -14,12 +14,12 @@ from rgpu.link.protocols import emit
 from rgpu.link.protocols.control import CONTROL
 from rgpu.link.protocols.data import DATA, MEMORY
 from rgpu.link.protocols.pages import PAGES
-from rgpu.link.protocols.ranks import RANKS
+from rgpu.link.protocols.ranks import RANK_MEMORY, RANKS
 from rgpu.link.protocols.shim import SHIM
 from rgpu.link.protocols.table import Protocol
 from rgpu.session import generated
 
-PROTOCOLS = (SHIM, DATA, MEMORY, PAGES, RANKS, CONTROL)
+PROTOCOLS = (SHIM, DATA, MEMORY, PAGES, RANKS, RANK_MEMORY, CONTROL)
 _MESSAGES = "rgpu/link/messages"
 
 
@@ -34,7 +34,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/protocols/shim.md": lambda: emit.page(SHIM),
     "docs/protocols/data.md": lambda: emit.page(DATA, MEMORY),
     "docs/protocols/pages.md": lambda: emit.page(PAGES),
-    "docs/protocols/ranks.md": lambda: emit.page(RANKS),
+    "docs/protocols/ranks.md": lambda: emit.page(RANKS, RANK_MEMORY),
     "docs/protocols/control.md": lambda: emit.page(CONTROL, more=emit.verbs()),
 }
 

@@ -35,6 +35,10 @@ RANKS = Protocol(
         message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why",
                 "bool again = False: its session brings it again when it begins again at its checkpoint", form=MAP,
                 struct="Never"),
+        message(40, "BORROW", TO, "Names the memory socket whose ends the daemon gave both: what is long may be there.",
+                "bytes number", form=MAP, struct="Borrow"),
+        message(41, "PLACED", BACK, "As CONTRIBUTIONS, for what lies in memory that the asker maps: each row has the "
+                "segment and its bytes where that has data.", "*AskId", "bytes(*) rows"),
         message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
                 "u8 last", "bytes(*) piece"),
     ),
@@ -42,3 +46,20 @@ RANKS = Protocol(
         record("AskId", "Names what is answered.", "u64 id"),
         record("KeptHead", "Names the REFILL and the collective.", "u64 id", "i32 sender: or -1", "i32 receiver: or -1",
                "u64 number")))
+
+_MEMORY_INTRO = """Where both workers are one daemon's, it gives each an end of a socket (SOCK_SEQPACKET). A packet is
+`Packet`, with at most one descriptor; its numbers are those of the memory socket ([data.md](data.md)). The answerer
+lends memory of what its ranks brought, PLACED names it. What was lent is written again only when as many views of it
+were released as were named.
+"""
+
+RANK_MEMORY = Protocol(
+    name="rank_memory", title="The rank memory socket", ends=("answerer", "asker"), version=1, intro=_MEMORY_INTRO,
+    messages=(
+        message(3, "MEMORY", TO, "Lends a segment, read-only.", "u32 number", "u64 size: bytes", "bytes(*) empty",
+                descriptors="memfd"),
+        message(4, "DROP", TO, "The segment is not lent any more.", "u32 number", "u64 size: 0", "bytes(*) empty"),
+        message(7, "RELEASED", BACK, "Nothing refers to some views of a segment any more.", "u32 number",
+                "u64 size: views", "bytes(*) empty"),
+    ),
+    records=(record("Packet", "Begins each packet.", "u32 type", "u32 number", "u64 size"),))

@@ -63,6 +63,7 @@ class Contribution:
 
 _Row = tuple[int, int, int, int, int, int, bytes, bytes | memoryview]
 _ReadRow = tuple[int, int, int, int, int, int, bytes, memoryview]
+_PlacedRow = tuple[int, int, int, int, int, int, bytes, int, int]
 _Rows = list[tuple[Unique, Key, int, list[tuple[int, int, int, int, int, int, bytes, bytes]]]]
 
 
@@ -88,6 +89,15 @@ def decode(data: bytes | bytearray) -> dict[int, Contribution]:
         return _contributions(msgspec.msgpack.decode(data, type=list[_ReadRow]))
     except msgspec.MsgspecError as error:
         raise Corrupt(f"contributions to a collective cannot be read: {error}", reason="contributions") from None
+
+
+def placed(data: Any, view: Callable[[int, int], memoryview]) -> dict[int, Contribution]:
+    """Return the contributions of PLACED's rows. ``view`` (segment, bytes): what it raises; :class:`Corrupt`."""
+    try:
+        rows = msgspec.msgpack.decode(data, type=list[_PlacedRow])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"places of contributions cannot be read: {error}", reason="contributions") from None
+    return _contributions([(*row[:7], view(*row[7:])) for row in rows])
 
 
 def _contributions(rows: Sequence[_Row]) -> dict[int, Contribution]:
@@ -160,6 +170,11 @@ class Log:
         """Keep it as any other."""
         with self.lock:
             self._held.discard((unique, key))
+
+    def holds(self, unique: Unique, key: Key) -> bool:
+        """Tell whether a collective is kept whatever comes."""
+        with self.lock:
+            return (unique, key) in self._held
 
     def get(self, unique: Unique, key: Key) -> dict[int, Contribution]:
         """Return what is there of a collective, by rank."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rgpu.server.collectives.contributions import Key, Log, Unique
+from rgpu.server.collectives.numbers import Array
 
 
 class Shared(Protocol):
@@ -28,6 +29,13 @@ class Shared(Protocol):
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         """Note that a session has what these ranks of this one brought."""
 
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        """Note that another worker serves a session: what the one before had, it has to be given again.
+
+        Return the collectives that are not complete for want of what its ranks bring, and the ranks here of which the
+        one before had what they brought.
+        """
+
     def lost(self, key: Key, why: str) -> None:
         """Note that what other ranks brought to a collective can be had from nobody."""
 
@@ -42,6 +50,12 @@ class Exchange(Protocol):
     @property
     def log(self) -> Log:
         """Return what ranks brought."""
+
+    def room(self, size: int) -> Array | None:
+        """Return memory (u8, not cleared) for a contribution of ``size`` bytes that other sessions can map.
+
+        It is the caller's while anything refers to it. None: nobody would map it.
+        """
 
     def opened(self, unique: Unique, shared: Shared) -> None:
         """Note that this session has ranks of a communicator: others may ask for what these bring."""

@@ -23,11 +23,14 @@ from rgpu.session.objects.collectives import Kind, Operation
 class Memory(Protocol):
     """What an operation reads and writes, while its turn is. Methods raise :class:`rgpu.session.errors.DeviceError`."""
 
-    def read(self, address: int, size: int) -> bytes:
-        """Return a copy of the ``size`` bytes that stood at ``address`` when the stream came to the operation."""
+    def source(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """Return the ``size`` bytes (u8) that stood at ``address`` when the stream came to the operation.
 
-    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """Have bytes (u8, contiguous) at ``address`` when the stream goes on."""
+        They stand there until anything of the operation's group is written.
+        """
+
+    def target(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """Return ``size`` bytes (u8) to be filled, which are at ``address`` when the stream goes on."""
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rgpu.server.collectives.matching import Memory, Posting
 from rgpu.server.collectives.numbers import Array
-from rgpu.server.collectives.reductions import reduce
+from rgpu.server.collectives.reductions import copy, reduce
 from rgpu.session.objects.collectives import Kind, Operation, Reduction
 
 
@@ -22,16 +22,15 @@ def carry_out(together: list[Posting]) -> None:
     if not size:
         return
     if op.kind.paired:
-        message = np.frombuffer(together[0].memory.read(op.send, size), np.uint8)
-        together[1].memory.write(together[1].operation.receive, message)
+        message = together[0].memory.source(op.send, size).copy()
+        together[1].memory.target(together[1].operation.receive, size)[:] = message
         return
-    sent = [posting.memory.read(posting.operation.send, reads * size) if reads else b"" for posting in together
-            for reads in (op.kind.extent(ranks, posting.rank, op.peer)[0],)]
-    results = results_of(op, [np.frombuffer(part, np.uint8) for part in sent],
-                         [scalar_of(posting.operation, posting.memory) for posting in together])
+    sent = [posting.memory.source(posting.operation.send, reads * size).copy() if reads else np.empty(0, np.uint8)
+            for posting in together for reads in (op.kind.extent(ranks, posting.rank, op.peer)[0],)]
+    results = results_of(op, sent, [scalar_of(posting.operation, posting.memory) for posting in together])
     for posting, result in zip(together, results, strict=True):
         if op.kind.extent(ranks, posting.rank, op.peer)[1]:
-            posting.memory.write(posting.operation.receive, result)
+            posting.memory.target(posting.operation.receive, result.size)[:] = result
 
 
 def results_of(op: Operation, sent: Sequence[Array], scalars: Sequence[bytes]) -> list[Array]:
@@ -49,9 +48,25 @@ def results_of(op: Operation, sent: Sequence[Array], scalars: Sequence[bytes]) -
     return [np.concatenate(sent)] * ranks  # ALL_GATHER, GATHER
 
 
+def result_into(out: Array, op: Operation, rank: int, sent: Sequence[Array], scalars: Sequence[bytes]) -> None:
+    """Have what one rank gets (:func:`results_of`) in ``out``, which shares no memory with ``sent``."""
+    size = op.size
+    if op.kind.reduces:
+        parts = [part[rank * size:(rank + 1) * size] for part in sent] if op.kind is Kind.REDUCE_SCATTER else sent
+        reduce(parts, op.data_type, op.reduction, scalars if op.reduction is Reduction.PREMULSUM else (), out)
+    elif op.kind is Kind.BROADCAST:
+        copy(out, sent[op.peer])
+    elif op.kind is Kind.SCATTER:
+        copy(out, sent[op.peer][rank * size:(rank + 1) * size])
+    else:
+        for number, part in enumerate(sent):
+            copy(out[number * size:(number + 1) * size],
+                 part[rank * size:(rank + 1) * size] if op.kind is Kind.ALL_TO_ALL else part)
+
+
 def scalar_of(op: Operation, memory: Memory) -> bytes:
     """Return the bytes of an operation's factor; empty where it has none."""
     if op.reduction is not Reduction.PREMULSUM:
         return b""
     width = op.data_type.size
-    return memory.read(op.scalar, width) if op.on_device else op.scalar.to_bytes(8, "little")[:width]
+    return memory.source(op.scalar, width).tobytes() if op.on_device else op.scalar.to_bytes(8, "little")[:width]

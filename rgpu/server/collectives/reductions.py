@@ -37,15 +37,15 @@ MOST_THREADS = 8
 
 
 def reduce(contributions: Sequence[Array], data_type: DataType, reduction: Reduction,
-           scalars: Sequence[bytes] = ()) -> Array:
+           scalars: Sequence[bytes] = (), out: Array | None = None) -> Array:
     """The reduction of byte arrays, one for each rank in the order of ranks, as bytes.
 
-    ``scalars``: of PREMULSUM, the bytes of each rank's own factor.
+    ``scalars``: of PREMULSUM, the bytes of each rank's own factor. ``out``: where the result is to be.
     """
     size, step = contributions[0].size, BLOCK * data_type.size
-    if size <= step:
+    if size <= step and out is None:
         return _reduce(contributions, data_type, reduction, scalars)
-    result = np.empty(size, np.uint8)
+    result = np.empty(size, np.uint8) if out is None else out
 
     def part(at: int) -> None:
         result[at:at + step] = _reduce([one[at:at + step] for one in contributions], data_type, reduction, scalars)
@@ -56,6 +56,19 @@ def reduce(contributions: Sequence[Array], data_type: DataType, reduction: Reduc
     else:
         list(_threads().map(part, range(0, size, step)))
     return result
+
+
+def copy(out: Array, source: Array) -> None:
+    """Copy bytes; processors share what is long."""
+    size, step = source.size, SHARED // 2
+    if size < SHARED:
+        out[:] = source
+        return
+
+    def part(at: int) -> None:
+        out[at:at + step] = source[at:at + step]
+
+    list(_threads().map(part, range(0, size, step)))
 
 
 @functools.cache

@@ -16,8 +16,9 @@ import numpy as np
 from rgpu.server.collectives.contributions import Contribution, Key, key_of
 from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.collectives.matching import Memory, Posting
-from rgpu.server.collectives.moving import results_of, scalar_of
+from rgpu.server.collectives.moving import result_into, scalar_of
 from rgpu.server.collectives.numbers import Array
+from rgpu.server.collectives.reductions import copy
 from rgpu.session.objects.collectives import Kind, Operation
 
 #: CUDA_ERROR_EXTERNAL_DEVICE: an asynchronous error outside; the program's NCCL gives it ncclRemoteError
@@ -67,6 +68,8 @@ class SharedMeeting:
             self._log.hold(self.unique, key)
             if posting.operation.kind is not Kind.RECEIVE:
                 self._log.put(self.unique, key, {posting.rank: self._read(posting)}, seq)
+            elif self._log.get(self.unique, key):  # it came ahead, and counts for who waits to hear of it from now on
+                self._exchange.changed(self.unique)
             self._exchange.ask(self.unique, key, self._wanted(posting),
                                [] if posting.operation.kind is Kind.RECEIVE else [posting.rank])
 
@@ -136,6 +139,18 @@ class SharedMeeting:
             self._held.setdefault(key, set()).update((session, rank) for rank in ranks)
             self._log.changed.notify_all()
 
+    def renewed(self, session: str) -> list[tuple[Key, list[int]]]:
+        """See :meth:`Shared.renewed`."""
+        theirs = {rank for rank, member in enumerate(self.members) if member == session}
+        found = []
+        with self._log.lock:
+            for key in self._open:
+                had = {one for one in self._held.get(key, ()) if one[0] == session}
+                if had and key[0] < 0 and theirs - set(self._log.get(self.unique, key)):
+                    self._held[key] -= had
+                    found.append((key, sorted(rank for _, rank in had)))
+        return found
+
     def lost(self, key: Key, why: str) -> None:
         """See :meth:`Shared.lost`."""
         with self._log.lock:
@@ -196,17 +211,25 @@ class SharedMeeting:
         op = posting.operation
         reads = op.kind.extent(self.ranks, posting.rank, op.peer)[0] * op.size
         return Contribution(op.kind, op.data_type, op.reduction, op.peer, op.count, scalar_of(op, posting.memory),
-                            posting.memory.read(op.send, reads) if reads else b"")
+                            self._kept(posting.memory.source(op.send, reads)) if reads else b"")
+
+    def _kept(self, source: Array) -> bytes | memoryview:
+        """A copy, where other sessions can map it if any does."""
+        room = self._exchange.room(source.size)
+        if room is None:
+            return source.tobytes()
+        copy(room, source)
+        return room.data.toreadonly()
 
     def _finish(self, posting: Posting) -> None:
         op, rank = posting.operation, posting.rank
         here = self._log.get(self.unique, key_of(rank, op))
         if op.size and op.kind is Kind.RECEIVE:
-            posting.memory.write(op.receive, _bytes(here[op.peer]))
-        elif op.size and op.kind is not Kind.SEND and op.kind.extent(self.ranks, rank, op.peer)[1]:
+            copy(posting.memory.target(op.receive, op.size), _bytes(here[op.peer]))
+        elif op.size and op.kind is not Kind.SEND and (writes := op.kind.extent(self.ranks, rank, op.peer)[1]):
             every = [here[other] for other in range(self.ranks)]
-            result = results_of(op, [_bytes(one) for one in every], [one.scalar for one in every])[rank]
-            posting.memory.write(op.receive, result)
+            result_into(posting.memory.target(op.receive, writes * op.size), op, rank, [_bytes(one) for one in every],
+                        [one.scalar for one in every])
         with self._log.lock:
             posting.complete = True
         self._close(posting)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +36,8 @@ class RankLinks:
 
     async def dial(self, session: str, values: dict[str, Any]) -> None:
         """``values``: {pid: of the worker that asks, peer: the session, linked: epoch of the worker that it is linked
-        to, or 0}. Nothing is done where that one still is the owner. The worker asks again for what failed.
+        to, or 0, borrows: whether it maps what others lend}. Nothing is done where that one still is the owner. The
+        worker asks again for what failed.
         """
         pid, peer = int(values["pid"]), str(values["peer"])
         handle, epoch = self._asker(session, pid)
@@ -41,7 +45,7 @@ class RankLinks:
             return
         self._dialing.add((pid, peer))
         try:
-            await self._link(handle, epoch, session, peer, int(values.get("linked") or 0))
+            await self._link(handle, epoch, session, peer, int(values.get("linked") or 0), bool(values.get("borrows")))
         except RgpuError as error:
             log.info("no rank link yet", session=session, peer=peer, reason=error.message)
         finally:
@@ -57,7 +61,8 @@ class RankLinks:
             return incoming.handle, f"{incoming.epoch}+"
         return None, ""
 
-    async def _link(self, handle: WorkerHandle, epoch: str, session: str, peer: str, linked: int) -> None:
+    async def _link(self, handle: WorkerHandle, epoch: str, session: str, peer: str, linked: int,
+                    borrows: bool) -> None:
         mine, other = await self._records.find(session), await self._records.find(peer)
         if mine is None:
             return
@@ -74,9 +79,28 @@ class RankLinks:
         host, _, port = node.data.rpartition(":")
         granted = tickets.issue(self._secrets.issuing(), peer, f"{session}@{epoch}", "ranks", lifetime=TICKET_SECONDS)
         sock = await asyncio.to_thread(connect, (host, int(port)))
-        with sock:
-            await handle.request("ranks_link", fds=(sock.fileno(),), peer=peer, epoch=other.record.epoch,
-                                 ticket=granted.ticket, secret=granted.secret)
+        lent, memory = await self._lend(other.record) if borrows else (b"", None)
+        with sock, memory or contextlib.nullcontext():
+            fds = (sock.fileno(),) if memory is None else (sock.fileno(), memory.fileno())
+            values: dict[str, Any] = {"lent": lent} if lent else {}  # which a worker of an older version does not know
+            await handle.request("ranks_link", fds=fds, peer=peer, epoch=other.record.epoch, ticket=granted.ticket,
+                                 secret=granted.secret, **values)
+
+    async def _lend(self, other: SessionRecord) -> tuple[bytes, socket.socket | None]:
+        """Have a worker of this node lend memory: the number and the other end of its socket; nothing elsewhere."""
+        lender = self._held.running.get(other.name)
+        if lender is None or other.owner != self._held.host or self._held.epochs.get(other.name) != other.epoch:
+            return b"", None
+        number = secrets.token_bytes(16)
+        one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with one:
+            try:
+                await lender.request("ranks_lend", fds=(one.fileno(),), number=number)
+            except RgpuError as error:  # it is of an older version, or on its way out: what is brought is sent
+                log.info("a worker lends no memory", session=other.name, reason=error.message)
+                two.close()
+                return b"", None
+        return number, two
 
     def _refusal(self, mine: SessionRecord, other: SessionRecord | None, peer: str) -> str:
         """Why this session will never reach that one; empty: it may now, or later."""

@@ -50,14 +50,14 @@ from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.server.worker.daemon_link import DaemonLink, end_process
 from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
-from rgpu.server.worker.handed_over import adopt
+from rgpu.server.worker.handed_over import adopt, exactly, single
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.sharing.sharing import Sharing
 from rgpu.server.worker.tasks import Tasks
 from rgpu.session.devices import parts
 from rgpu.session.effects import Kind
-from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
+from rgpu.session.errors import Fenced, Refused, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.server.worker.move.departure import Departure
@@ -100,7 +100,7 @@ class Worker:
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
         self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
-                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
+                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked, borrows=True),
                            lambda: self.state == "incoming", self._go_back)
         device.reach_ranks(self.ranks)
         self.runtime.share(Sharing(session, self._ask_for_tie, lambda: self.state != "running" or self.runtime.paused,
@@ -154,15 +154,11 @@ class Worker:
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:
         """The daemon's page: until when this node may begin anything (OWNERSHIP 4)."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with the deadline instead of one")
-        self._deadline = DeadlinePage(fds[0], writable=False)
+        self._deadline = DeadlinePage(single(fds, "the deadline"), writable=False)
 
     def do_derived(self, fds: list[int]) -> None:
         """The file of what was made of module binaries for this session's user."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with the derived file instead of one")
-        self.derived.adopt(fds[0])
+        self.derived.adopt(single(fds, "the derived file"))
 
     def check_deadline(self, what: str) -> None:
         """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
@@ -253,11 +249,18 @@ class Worker:
                 "gpu": self.limiter.describe(), "box": list(self.box.walls)}
 
     # -- ranks of communicators ---------------------------------------------------------
-    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
-        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of one")
-        self.ranks.link(fds[0], peer, epoch, ticket, secret)
+    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes, lent: bytes = b""
+                      ) -> None:
+        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with.
+
+        ``lent``: the number of a rank memory socket, which comes with it.
+        """
+        link, *lending = exactly(1 + bool(lent), fds, "a rank link")
+        self.ranks.link(link, peer, epoch, ticket, secret, (lent, lending[0]) if lent else None)
+
+    def do_ranks_lend(self, fds: list[int], number: bytes) -> None:
+        """A socket over which memory is lent to a worker of this node that asks for what this session's ranks bring."""
+        self.ranks.lend(number, single(fds, "a rank memory socket"))
 
     def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
         """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
@@ -279,15 +282,11 @@ class Worker:
 
     def do_share_serve(self, fds: list[int], peer: str) -> None:
         """One end of a tie: the worker of ``peer``, a session of the same user, opens something of this one's."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
-        self.runtime.sharing.serve(fds[0], peer)
+        self.runtime.sharing.serve(single(fds, "a tie"), peer)
 
     def do_share_link(self, fds: list[int], number: int, peer: str) -> None:
         """The other end: what was asked for by ``number``."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
-        self.runtime.sharing.linked(fds[0], number, peer)
+        self.runtime.sharing.linked(single(fds, "a tie"), number, peer)
 
     def do_share_denied(self, number: int, reason: str) -> None:
         """Note that this session is denied what was asked for by ``number``."""

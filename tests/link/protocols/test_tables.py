@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.link.data.published import Ping, read_pong
-from rgpu.link.messages import control, data, memory, pages, ranks, shim
+from rgpu.link.messages import control, data, memory, pages, rank_memory, ranks, shim
 from rgpu.link.protocols import generate
 from rgpu.link.protocols.control import CONTROL
 from rgpu.link.protocols.data import DATA, MEMORY
@@ -28,7 +28,8 @@ from rgpu.link.protocols.table import Form, Message, Protocol, Record, Way, mess
 from rgpu.session import facts, observed
 from tests.link.protocols import codec, recorded
 
-MODULES = {"shim": shim, "data": data, "memory": memory, "pages": pages, "ranks": ranks, "control": control}
+MODULES = {"shim": shim, "data": data, "memory": memory, "pages": pages, "ranks": ranks, "rank_memory": rank_memory,
+           "control": control}
 GOLDEN = json.loads(recorded.GOLDEN.read_text())
 EVERY = [pytest.param(protocol, one, id=f"{protocol.name}-{one.name}")
          for protocol in PROTOCOLS for one in protocol.messages]

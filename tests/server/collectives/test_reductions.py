@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rgpu.server.collectives.numbers import is_integer, narrow, widen
-from rgpu.server.collectives.reductions import BLOCK, SHARED, reduce, scalar_bytes
+from rgpu.server.collectives.reductions import BLOCK, SHARED, copy, reduce, scalar_bytes
 from rgpu.session.objects.collectives import DataType, Reduction
 
 RANKS, COUNT = 5, 257
@@ -112,3 +112,11 @@ def test_long_contributions_are_reduced_in_blocks(kind: DataType, elements: int)
     wanted = [reduce([part.reshape(elements, kind.size)[at] for part in given], kind, Reduction.AVG)
               for at in ends if at < elements]
     assert [found[at].tolist() for at in ends if at < elements] == [one.tolist() for one in wanted]
+
+
+@pytest.mark.parametrize("size", [0, 5, (1 << 22) - 1, (1 << 22) + 7, 5 << 21])
+def test_long_copies_are_whole(size: int) -> None:
+    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    out = np.zeros(size, np.uint8)
+    copy(out, source)
+    assert np.array_equal(out, source)

@@ -14,7 +14,8 @@ from rgpu.link.local.channel import connect, listen
 from rgpu.server.worker import daemon_link
 from rgpu.server.worker.daemon_link import DaemonLink
 from rgpu.server.worker.entered_box import NO_BOX
-from rgpu.session.errors import Refused
+from rgpu.server.worker.handed_over import single
+from rgpu.session.errors import LinkError, Refused
 
 
 class Ended(Exception):
@@ -93,3 +94,13 @@ def test_an_end_that_no_daemon_gives(worker: Worker, monkeypatch: pytest.MonkeyP
         worker.daemon.be_ended("severed", "its peer was lost", peer="t")
     assert channel.receive()[0] == {"event": "severed", "pid": os.getpid(), "reason": "its peer was lost", "peer": "t"}
     channel.close()
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_descriptors_that_are_too_few_or_too_many_are_closed(number: int) -> None:
+    fds = [os.dup(0) for _ in range(number)]
+    with pytest.raises(LinkError, match=f"{number} descriptors came with a tie instead of 1"):
+        single(fds, "a tie")
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rgpu.link.data.frames import Handover
+from rgpu.link.local.shared import Channel
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.server.collectives.communicators import Communicators
 from rgpu.server.collectives.contributions import MOST_BYTES, Log
@@ -20,6 +21,7 @@ from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.device.cpu.work.collectives import submit
 from rgpu.server.worker.collectives.ranks import Ranks
+from rgpu.server.worker.collectives.segments import PeerSegments
 from rgpu.session.errors import Fenced
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 
@@ -30,11 +32,11 @@ SEND, RECEIVE, PART = 0, 1 << 20, 1 << 16
 class NoMemory:
     """Of operations whose data nobody moves."""
 
-    def read(self, address: int, size: int) -> bytes:
+    def source(self, address: int, size: int) -> np.ndarray[Any, Any]:
         raise AssertionError(f"0x{address:x} + {size} is read")
 
-    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        raise AssertionError(f"0x{address:x} + {data.size} is written")
+    def target(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        raise AssertionError(f"0x{address:x} + {size} is written")
 
 
 class _PlainMemory:
@@ -43,11 +45,10 @@ class _PlainMemory:
     def __init__(self, whole: np.ndarray[Any, Any]) -> None:
         self._whole = whole
 
-    def read(self, address: int, size: int) -> bytes:
-        return self._whole[address:address + size].tobytes()
+    def source(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        return self._whole[address:address + size]
 
-    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        self._whole[address:address + data.size] = data
+    target = source
 
 
 class Member:
@@ -138,10 +139,11 @@ class Member:
 
 
 class Gang:
-    """Sessions whose ranks are one communicator's. ``members``: the session of each rank; ``most``: bytes of a log."""
+    """Sessions whose ranks are one communicator's. ``members``: the session of each rank; ``most``: bytes of a log;
+    ``shared``: their workers are one daemon's, and share the memory of what they bring."""
 
-    def __init__(self, members: Sequence[str], most: int = MOST_BYTES) -> None:
-        self.members, self.most = list(members), most
+    def __init__(self, members: Sequence[str], most: int = MOST_BYTES, shared: bool = False) -> None:
+        self.members, self.most, self.shared = list(members), most, shared
         self.sent_back: list[tuple[str, int, str]] = []  #: sessions that were to begin again: name, epoch, why
         self.over: dict[str, str] = {}
         self.counts: dict[tuple[int, int, int], int] = {}  #: of operations, as the programs' libraries count
@@ -161,13 +163,21 @@ class Gang:
             known = asker.ranks.describe()["linked"]
             if other is None or ((linked or peer in known) and other.epoch <= linked):
                 return
+            memory = self._lend(other) if self.shared else None
             near, far = socket.socketpair()
             keys = os.urandom(32), os.urandom(32)
             answers = Handover(keys[0], keys[1], FROM_NODE, peer, other.epoch, "ranks").connection(far)
             asks = Handover(keys[1], keys[0], TO_NODE, peer, other.epoch, "ranks").connection(near)
             with contextlib.suppress(Fenced):  # its daemon logs it
                 other.ranks.serve(answers, f"{asker.name}@{asker.epoch}")
-                asker.ranks._asking.link(peer, asks)
+                asker.ranks._asking.link(peer, asks, memory)
+
+    @staticmethod
+    def _lend(other: Member) -> PeerSegments:
+        number = os.urandom(16)
+        one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        other.ranks.lend(number, one.detach())
+        return PeerSegments(number, Channel(two))
 
     def lose(self, name: str) -> Member:
         """The worker of a session is lost."""

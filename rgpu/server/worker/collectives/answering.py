@@ -11,9 +11,11 @@ import msgspec
 import structlog
 
 from rgpu.link.data.frames import SealedConnection
+from rgpu.link.local.shared import Channel
 from rgpu.link.messages.ranks import (
     ASK,
     ASK_ID_LAYOUT,
+    BORROW,
     CONTRIBUTIONS,
     FLOOR,
     GO_BACK,
@@ -21,22 +23,26 @@ from rgpu.link.messages.ranks import (
     KEPT,
     KEPT_HEAD_LAYOUT,
     NEVER,
+    PLACED,
     REFILL,
     Ask,
+    Borrow,
     Floor,
     GoBack,
     Never,
     Refill,
 )
 from rgpu.migrate.transfer.pieces import in_pieces
-from rgpu.server.collectives.contributions import Key, Log, Unique, encode
+from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.worker.collectives.segments import Borrower, OwnSegments
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
 from rgpu.session.objects.collectives import MOST_RANKS
 
 log = structlog.get_logger(__name__)
 
 MOST_PENDING = 1 << 16  #: questions of one connection that wait
+MOST_OFFERED = 64  #: memory sockets that no client has named; the oldest is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class _Client:
     def __init__(self, connection: SealedConnection, asker: Asker) -> None:
         self.connection, self.asker = connection, asker
         self.pending: dict[int, Ask] = {}
+        self.memory: Borrower | None = None  #: what it was lent memory over
         self._out: queue.SimpleQueue[tuple[int, tuple[bytes | memoryview, ...]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send, name=f"ranks-to-{asker.session}", daemon=True).start()
 
@@ -89,8 +96,10 @@ class Answering:
     """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint,
     unless it is ending already."""
 
-    def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None) -> None:
-        self._log, self._go_back = contributions, go_back
+    def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None,
+                 segments: OwnSegments | None = None) -> None:
+        self._log, self._go_back, self._segments = contributions, go_back, segments or OwnSegments()
+        self._offered: dict[bytes, Channel] = {}  #: rank memory sockets that no client has named, by number
         self._lock = threading.RLock()
         self._clients: set[_Client] = set()
         self._shared: dict[Unique, Shared] = {}
@@ -106,6 +115,13 @@ class Answering:
     def changed(self, unique: Unique) -> None:
         """Look again at what waits for a communicator."""
         self._look(lambda ask: ask.unique == unique)
+
+    def lend(self, number: bytes, channel: Channel) -> None:
+        """Lend memory over this channel to the client that will name it."""
+        with self._lock:
+            self._offered[number] = channel
+            while len(self._offered) > MOST_OFFERED:
+                self._offered.pop(next(iter(self._offered))).close()
 
     def serve(self, connection: SealedConnection, asker: Asker) -> None:
         """Answer a connection until it ends. Raises :class:`Fenced` for a worker whose epoch is over."""
@@ -136,6 +152,8 @@ class Answering:
             client.close()
             with self._lock:
                 self._clients.discard(client)
+            if client.memory is not None:
+                self._segments.dismiss(client.memory)
 
     def _take(self, client: _Client, kind: int, body: memoryview) -> None:
         """Raises :class:`Corrupt`."""
@@ -151,6 +169,9 @@ class Answering:
             return
         if kind == GO_BACK:
             self._return(client, msgspec.msgpack.decode(body, type=GoBack))
+            return
+        if kind == BORROW:
+            self._borrow(client, msgspec.msgpack.decode(body, type=Borrow))
             return
         if kind != ASK:
             raise Corrupt(f"a message of type {kind} on a rank link", reason="message")
@@ -175,6 +196,30 @@ class Answering:
         if shared.again(asked.key):
             self._go_back(f"session {client.asker.session} begins again, and needs what was brought to collective "
                           f"{asked.key[2]}: {asked.why}"[:300])
+
+    def _borrow(self, client: _Client, asked: Borrow) -> None:
+        """Raises :class:`Corrupt`."""
+        with self._lock:
+            channel = self._offered.pop(asked.number, None)
+        if channel is None or client.memory is not None:
+            raise Corrupt("BORROW on a rank link names no socket", reason="number")
+        client.memory = Borrower(channel)
+        self._segments.admit(client.memory)
+
+    def _place(self, client: _Client, ask: Ask, came: dict[int, Contribution]) -> dict[int, Contribution]:
+        """Name what lies in memory that the client maps; return the rest, which is sent."""
+        if client.memory is None:
+            return came
+        rows, rest = [], {}
+        for rank, one in came.items():
+            if (place := self._segments.lend(one.data, client.memory)) is None:
+                rest[rank] = one
+            else:
+                rows.append((rank, int(one.kind), int(one.data_type), int(one.reduction), one.peer, one.count,
+                             one.scalar, *place))
+        if rows:
+            client.tell(PLACED, ASK_ID_LAYOUT.pack(ask.id), msgspec.msgpack.encode(rows))
+        return rest
 
     def _refill(self, client: _Client, asked: Refill) -> None:
         """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
@@ -210,10 +255,13 @@ class Answering:
             here = self._log.get(ask.unique, ask.key)
             came = {rank: here[rank] for rank in ask.want if rank in here}
             if came and not why:  # at once: who waits for the others sees whether these came to the same call
-                for last, piece in in_pieces(*encode(came)):
-                    client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
+                if rest := self._place(client, ask, came):
+                    for last, piece in in_pieces(*encode(rest)):
+                        client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
                 ask.want = [rank for rank in ask.want if rank not in came]
-            if ask.own and not why and (all(rank in here for rank in ask.own) or shared.taken(ask.key)):
+            # What is not held might be dropped before it is used: it came with others' contributions (KEPT).
+            had = self._log.holds(ask.unique, ask.key) and all(rank in here for rank in ask.own)
+            if ask.own and not why and (had or shared.taken(ask.key)):
                 client.tell(HOLDS, ASK_ID_LAYOUT.pack(ask.id))
                 ask.own = []
             if not ask.want and not ask.own:

@@ -18,6 +18,7 @@ from rgpu.link.data.frames import SealedConnection
 from rgpu.link.messages.ranks import (
     ASK,
     ASK_ID_LAYOUT,
+    BORROW,
     CONTRIBUTIONS,
     FLOOR,
     GO_BACK,
@@ -25,17 +26,20 @@ from rgpu.link.messages.ranks import (
     KEPT,
     KEPT_HEAD_LAYOUT,
     NEVER,
+    PLACED,
     REFILL,
     Ask,
+    Borrow,
     Floor,
     GoBack,
     Never,
     Refill,
 )
 from rgpu.migrate.transfer.pieces import Pieces
-from rgpu.server.collectives.contributions import Key, Log, Unique, decode
+from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, decode, placed
 from rgpu.server.collectives.exchange import Shared
 from rgpu.server.worker.collectives.questions import Question, Questions
+from rgpu.server.worker.collectives.segments import PeerSegments
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -74,7 +78,7 @@ class Asking:
         self._floors: dict[Unique, int] = {}
         self._refills: dict[Unique, str] = {}  #: communicators of which the log may lack something, and who is asked
         self._refilling: list[Unique] = []  #: by the id of the REFILL
-        self._after: list[Callable[[], None]] = []  #: to be called without the lock
+        self._linked: dict[str, int] = {}  #: by session: the epoch of the newest link to it
         self._thread: threading.Thread | None = None
 
     # -- what the device asks --------------------------------------------------------
@@ -96,13 +100,12 @@ class Asking:
             takers = takers - {self._session} if own else set()
             if self._replaying():
                 for session in takers:
-                    self._later(self._shared[unique].held, key, session, own)
+                    self._shared[unique].held(key, session, own)
                 takers = set()
             made = self._questions.ask(unique, key, members, [rank for rank in want if rank not in here], own, takers,
                                        time.monotonic())
             self._send(made)
             self._begin()
-        self._call()
 
     def settle(self, unique: Unique, key: Key) -> None:
         """See :meth:`Exchange.settle`."""
@@ -117,17 +120,24 @@ class Asking:
                 self._tell(session, FLOOR, _encode(Floor(unique, number)))
 
     # -- what the daemon brings --------------------------------------------------------
-    def link(self, session: str, connection: SealedConnection) -> None:
-        """Take a connection to the session's worker. Raises :class:`Fenced` for one of an older epoch."""
+    def link(self, session: str, connection: SealedConnection, lent: PeerSegments | None = None) -> None:
+        """Take a connection to the session's worker. ``lent``: memory of it that is mapped here.
+
+        Raises :class:`Fenced` for one of an older epoch.
+        """
         with self._lock:
             if connection.epoch < self._epochs.get(session, 0):
                 connection.close()
+                if lent is not None:
+                    lent.close()
                 raise Fenced(f"{session} was seen at epoch {self._epochs[session]}: a worker of epoch "
                              f"{connection.epoch} counts no more")
             self._epochs[session] = connection.epoch
             old = self._links.pop(session, None)
             self._links[session] = connection
             self._next.pop(session, None)
+            if lent is not None:
+                self._tell(session, BORROW, _encode(Borrow(lent.number)))
             for unique, number in self._floors.items():
                 if session in self._shared[unique].members:
                     self._tell(session, FLOOR, _encode(Floor(unique, number)))
@@ -135,10 +145,14 @@ class Asking:
                 self._refilling.append(unique)
                 self._tell(session, REFILL, _encode(Refill(len(self._refilling) - 1, unique)))
                 del self._refills[unique]
+            if self._linked.get(session, connection.epoch) < connection.epoch:
+                self._renew(session)
+            self._linked[session] = connection.epoch
             self._send(self._questions.of(session))
         if old is not None:
             old.close()
-        threading.Thread(target=self._read, args=(session, connection), name=f"ranks-{session}", daemon=True).start()
+        threading.Thread(target=self._read, args=(session, connection, lent), name=f"ranks-{session}",
+                         daemon=True).start()
 
     def newer(self, session: str, epoch: int) -> None:
         """Note that a session is served at that epoch: a link to an older worker of it ends."""
@@ -162,7 +176,6 @@ class Asking:
                 log.info("a session with ranks of a communicator is over", peer=session, reason=why)
             self._refills = {unique: asked for unique, asked in self._refills.items() if asked != session}
             self._send(self._questions.is_gone(session, why))
-        self._call()
 
     def describe(self) -> dict[str, Any]:
         """Return which sessions are linked, which were asked something and are not, and which are over."""
@@ -200,7 +213,6 @@ class Asking:
                 for question in self._questions.late(self._unreached(), now - PATIENCE):
                     self._send(self._questions.is_gone(question.session,
                                                        f"its worker was not reached for {PATIENCE:.0f} s"))
-            self._call()
             for session, epoch in wanted:
                 self._dial(session, epoch)
             time.sleep(TICK)
@@ -221,35 +233,41 @@ class Asking:
         except LinkError:  # its reader notices as well, and another connection is asked for
             pass
 
-    def _read(self, session: str, connection: SealedConnection) -> None:
+    def _read(self, session: str, connection: SealedConnection, lent: PeerSegments | None) -> None:
         pieces: dict[int, Pieces] = {}
         why = "it ended"
         try:
             while True:
                 kind, body = connection.recv()
-                self._take(kind, body, pieces)
-                self._call()
+                self._take(kind, body, pieces, lent)
+                if lent is not None:
+                    lent.settle()
         except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             why = str(error)
         finally:
             connection.close()
+            if lent is not None:
+                lent.close()
             with self._lock:
                 if self._links.get(session) is connection:
                     del self._links[session]
                     self._begin()
             log.info("a rank link has ended", peer=session, reason=why)
 
-    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces]) -> None:
-        """Raises :class:`Corrupt`."""
+    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces], lent: PeerSegments | None = None) -> None:
+        """Raises :class:`Corrupt`, :class:`LinkError`."""
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
             with self._lock:
+                question = self._questions.open.get(said.id)
+                if question is not None:  # another rank of this session may have got it meanwhile
+                    self._questions.came(said.id, self._log.get(question.unique, question.key))
                 self._send(self._questions.never(said.id, said.why, said.again))
             return
         if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
             self._take_kept(body, pieces)
             return
-        if kind not in (CONTRIBUTIONS, HOLDS) or len(body) < ASK_ID_LAYOUT.size:
+        if kind not in (CONTRIBUTIONS, HOLDS, PLACED) or len(body) < ASK_ID_LAYOUT.size:
             raise Corrupt(f"a message of type {kind} with {len(body)} bytes on a rank link", reason="message")
         (number,) = ASK_ID_LAYOUT.unpack_from(body)
         if kind == HOLDS:
@@ -258,6 +276,9 @@ class Asking:
             return
         with self._lock:
             question = self._questions.open.get(number)
+        if kind == PLACED:
+            self._take_placed(question, body[ASK_ID_LAYOUT.size:], lent)
+            return
         if question is None:  # it is complete, or was never asked
             pieces.pop(number, None)
             return
@@ -265,12 +286,24 @@ class Asking:
         if whole is None:
             return
         del pieces[number]
-        came = decode(whole)
+        self._came(question, decode(whole))
+
+    def _take_placed(self, question: Question | None, rows: memoryview, lent: PeerSegments | None) -> None:
+        """Raises :class:`Corrupt`, :class:`LinkError`."""
+        if lent is None:
+            raise Corrupt("PLACED came over a rank link without memory", reason="message")
+        came = placed(rows, lent.view)  # also where nobody asks any more: so it is given back
+        if question is not None:
+            self._came(question, came)
+
+    def _came(self, question: Question, came: dict[int, Contribution]) -> None:
+        """Raises :class:`Corrupt`."""
         if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
-        with self._lock:
-            self._questions.came(number, came)
+        # First there, then not asked any more: another rank of this session would ask again in between.
         self._log.put(question.unique, question.key, came)
+        with self._lock:
+            self._questions.came(question.id, came)
 
     def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
         """Raises :class:`Corrupt`."""
@@ -283,14 +316,22 @@ class Asking:
         if whole is not None:
             self._log.put(unique, (sender, receiver, which), decode(whole))
 
-    # -- what questions decide, told without the lock ------------------------------------
+    def _renew(self, session: str) -> None:
+        """Ask the next worker of a session whether it has what the one before had: it does not, yet."""
+        if self._replaying():
+            return
+        for unique, shared in self._shared.items():
+            for key, own in (shared.renewed(session) if session in shared.members else ()):
+                self._questions.ask(unique, key, shared.members, (), own, {session}, time.monotonic())
+
+    # -- what questions decide ------------------------------------------------------------
     def _holds(self, question: Question) -> None:
-        self._later(self._shared[question.unique].held, question.key, question.session, question.own)
+        self._shared[question.unique].held(question.key, question.session, question.own)
 
     def _lost(self, question: Question, why: str) -> None:
         ranks = question.want or question.own if question.key[0] < 0 else question.key[:2]
         names = ", ".join(f"{rank} ({question.members[rank]})" for rank in ranks)
-        self._later(self._shared[question.unique].lost, question.key, f"rank {names} brings nothing to it: {why}")
+        self._shared[question.unique].lost(question.key, f"rank {names} brings nothing to it: {why}")
 
     def _send_back(self, question: Question, session: str) -> bool:
         """Have the session begin again at its checkpoint, once at each epoch; not for a move, which owns nothing."""
@@ -303,12 +344,3 @@ class Asking:
                         collective=question.key[2], reason=question.why)
             self._tell(session, GO_BACK, _encode(GoBack(question.unique, question.key, question.why)))
         return True
-
-    def _later(self, what: Callable[..., None], *args: Any) -> None:
-        self._after.append(lambda: what(*args))
-
-    def _call(self) -> None:
-        with self._lock:
-            waiting, self._after = self._after, []
-        for one in waiting:
-            one()

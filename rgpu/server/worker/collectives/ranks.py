@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rgpu.link.data.frames import SealedConnection, client_preamble
+from rgpu.link.local.shared import Channel
 from rgpu.server.collectives.contributions import Key, Log, Unique
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.collectives.numbers import Array
 from rgpu.server.worker.collectives.answering import Answering, Asker
 from rgpu.server.worker.collectives.asking import Asking
+from rgpu.server.worker.collectives.segments import OwnSegments, PeerSegments
 
 
 class Ranks:
@@ -20,11 +23,16 @@ class Ranks:
     def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
                  replaying: Callable[[], bool], go_back: Callable[[str], None] = lambda why: None) -> None:
         self.session, self.log = session, log
+        self._segments = OwnSegments()
         self._asking = Asking(session, self.log, dial, replaying)
-        self._answering = Answering(self.log, go_back)
+        self._answering = Answering(self.log, go_back, self._segments)
         self._uniques: dict[Unique, Shared] = {}
 
     # -- the device -------------------------------------------------------------
+    def room(self, size: int) -> Array | None:
+        """See :meth:`Exchange.room`."""
+        return self._segments.take(size)
+
     def opened(self, unique: Unique, shared: Shared) -> None:
         """See :meth:`Exchange.opened`."""
         self._uniques[unique] = shared
@@ -44,18 +52,27 @@ class Ranks:
         self._asking.settle(unique, key)
 
     # -- the daemon -------------------------------------------------------------
-    def link(self, fd: int, peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
+    def link(self, fd: int, peer: str, epoch: int, ticket: bytes, secret: bytes, memory: tuple[bytes, int] | None = None
+             ) -> None:
         """Ask over this socket, which leads to the port of the node that holds ``peer`` at ``epoch`` by the record.
 
-        Raises what the node refuses with, :class:`Fenced`, :class:`LinkError`.
+        ``memory``: the number and the descriptor of a rank memory socket. Raises what the node refuses with,
+        :class:`Fenced`, :class:`LinkError`.
         """
         sock = socket.socket(fileno=fd)
+        lent = PeerSegments(memory[0], Channel(socket.socket(fileno=memory[1]))) if memory is not None else None
         try:
             connection = client_preamble(sock, "ranks", ticket, secret, peer)
         except BaseException:
             sock.close()
+            if lent is not None:
+                lent.close()
             raise
-        self._asking.link(peer, connection)
+        self._asking.link(peer, connection, lent)
+
+    def lend(self, number: bytes, fd: int) -> None:
+        """Lend memory over this socket to the worker that will name that number."""
+        self._answering.lend(number, Channel(socket.socket(fileno=fd)))
 
     def gone(self, peer: str, why: str) -> None:
         """Note that a session is over."""
@@ -84,5 +101,5 @@ class Ranks:
                 self.log.floor(unique, self.session, number, shared.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return {linked, unreached, gone, kept_bytes}."""
-        return {**self._asking.describe(), "kept_bytes": self.log.bytes}
+        """Return {linked, unreached, gone, kept_bytes, segments, segment_bytes, shared_bytes}."""
+        return {**self._asking.describe(), "kept_bytes": self.log.bytes, **self._segments.describe()}

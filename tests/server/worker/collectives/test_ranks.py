@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from rgpu.server.collectives.contributions import MOST_BYTES
+from rgpu.server.worker.collectives import segments
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 from tests.support.collectives.ranks import Gang, Member, contents, operation
 from tests.support.eventually import eventually
@@ -24,17 +26,25 @@ CASES = [*((kind, root, DataType.FLOAT32, Reduction.SUM) for kind, root in (
     (Kind.ALL_REDUCE, NO_PEER, DataType.BFLOAT16, Reduction.PREMULSUM)]
 
 
-@pytest.fixture
-def gangs() -> Iterator[list[Gang]]:
-    made: list[Gang] = []
+class Gangs(list[Gang]):
+    """Those of a test, which are closed behind it."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def make(self, members: Sequence[str], most: int = MOST_BYTES) -> Gang:
+        self.append(Gang(members, most, self._shared))
+        return self[-1]
+
+
+@pytest.fixture(params=["sent", "shared"])
+def gangs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gangs]:
+    monkeypatch.setattr(segments, "SMALLEST", 1)
+    made = Gangs(request.param == "shared")
     yield made
     for gang in made:
         gang.close()
-
-
-def make(gangs: list[Gang], members: Sequence[str]) -> Gang:
-    gangs.append(Gang(members))
-    return gangs[-1]
 
 
 def fill(gang: Gang, data: Sequence[bytes]) -> None:
@@ -54,8 +64,8 @@ def results(gang: Gang, size: int) -> list[bytes]:
     return [gang.of(rank).read(rank, size) for rank in range(len(gang.members))]
 
 
-def test_every_kind_type_and_reduction_is_as_in_one_session(gangs: list[Gang]) -> None:
-    alone, spread = make(gangs, ALONE), make(gangs, SPREAD)
+def test_every_kind_type_and_reduction_is_as_in_one_session(gangs: Gangs) -> None:
+    alone, spread = gangs.make(ALONE), gangs.make(SPREAD)
     for seed, (kind, root, data_type, reduction) in enumerate(CASES):
         data = contents(RANKS, RANKS * COUNT * data_type.size, seed, data_type)
         found = []
@@ -67,8 +77,8 @@ def test_every_kind_type_and_reduction_is_as_in_one_session(gangs: list[Gang]) -
         assert any(part.strip(b"\0") for part in found[0])
 
 
-def test_messages_between_sessions_and_within_one(gangs: list[Gang]) -> None:
-    gang = make(gangs, SPREAD)
+def test_messages_between_sessions_and_within_one(gangs: Gangs) -> None:
+    gang = gangs.make(SPREAD)
     for seed in range(3):
         data = contents(RANKS, COUNT * 4, seed, DataType.FLOAT32)
         fill(gang, data)
@@ -83,9 +93,9 @@ def train(gang: Gang, steps: Sequence[int]) -> None:
         give(gang, *(operation(rank, Kind.ALL_REDUCE) for rank in range(RANKS)))
 
 
-def test_lost_workers_replay_while_the_others_go_on(gangs: list[Gang]) -> None:
+def test_lost_workers_replay_while_the_others_go_on(gangs: Gangs) -> None:
     """One is lost, then two at once, then the last that held everything from the beginning."""
-    alone, gang = make(gangs, ALONE), make(gangs, SPREAD)
+    alone, gang = gangs.make(ALONE), gangs.make(SPREAD)
     train(alone, range(12))
     wanted = results(alone, COUNT * 4)
     train(gang, range(4))
@@ -100,15 +110,16 @@ def test_lost_workers_replay_while_the_others_go_on(gangs: list[Gang]) -> None:
     results(gang, COUNT * 4)
     train(gang, [11])
     assert results(gang, COUNT * 4) == wanted
+    sharing = gang.sessions["a"].ranks.describe()
+    assert bool(sharing["shared_bytes"]) == gang.shared
 
 
-def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: list[Gang]) -> None:
+def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: Gangs) -> None:
     """A log without room: each of the others is asked once to begin again, and its replay brings it."""
-    alone = make(gangs, ALONE)
+    alone = gangs.make(ALONE)
     train(alone, range(6))
     wanted = results(alone, COUNT * 4)
-    gang = Gang(SPREAD, most=COUNT * 4 * RANKS)  # one collective
-    gangs.append(gang)
+    gang = gangs.make(SPREAD, COUNT * 4 * RANKS)  # one collective
     train(gang, range(5))
     results(gang, COUNT * 4)
     gang.recover(gang.lose("b"), 2)
@@ -118,13 +129,12 @@ def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: list[Gang]) -> 
         gang.recover(gang.lose(name), 2)
     train(gang, [5])
     assert results(gang, COUNT * 4) == wanted
-    assert sorted((name, epoch) for name, epoch, _ in gang.sent_back) == [("a", 1), ("c", 1)]
+    assert sorted((name, epoch) for name, epoch, _ in gang.sent_back) == [("a", 1), ("c", 1)], gang.sent_back
 
 
-def test_what_no_replay_brings_again_is_lost(gangs: list[Gang]) -> None:
+def test_what_no_replay_brings_again_is_lost(gangs: Gangs) -> None:
     """The other one's checkpoint is past it."""
-    gang = Gang(("a", "b"), most=COUNT * 8)
-    gangs.append(gang)
+    gang = gangs.make(("a", "b"), COUNT * 8)
     for number in range(5):
         fill(gang, contents(2, COUNT * 4, number, DataType.FLOAT32))
         give(gang, *(operation(rank, Kind.ALL_REDUCE, count=COUNT) for rank in range(2)))
@@ -135,8 +145,8 @@ def test_what_no_replay_brings_again_is_lost(gangs: list[Gang]) -> None:
     assert "not kept any more" in again.detail and not gang.sent_back
 
 
-def test_a_rank_that_is_over_ends_the_others_with_its_name(gangs: list[Gang]) -> None:
-    gang = make(gangs, SPREAD)
+def test_a_rank_that_is_over_ends_the_others_with_its_name(gangs: Gangs) -> None:
+    gang = gangs.make(SPREAD)
     train(gang, range(2))
     results(gang, COUNT * 4)
     gang.lose("c")
@@ -152,8 +162,8 @@ def test_a_rank_that_is_over_ends_the_others_with_its_name(gangs: list[Gang]) ->
     assert time.monotonic() - began < 20
 
 
-def test_what_every_members_checkpoint_is_past_is_dropped(gangs: list[Gang]) -> None:
-    gang = make(gangs, SPREAD)
+def test_what_every_members_checkpoint_is_past_is_dropped(gangs: Gangs) -> None:
+    gang = gangs.make(SPREAD)
     train(gang, range(3))
     results(gang, COUNT * 4)
     kept = [member.ranks.describe()["kept_bytes"] for member in gang.sessions.values()]
@@ -165,8 +175,8 @@ def test_what_every_members_checkpoint_is_past_is_dropped(gangs: list[Gang]) -> 
     results(gang, COUNT * 4)
 
 
-def test_who_came_to_what_is_named(gangs: list[Gang]) -> None:
-    gang = make(gangs, SPREAD)
+def test_who_came_to_what_is_named(gangs: Gangs) -> None:
+    gang = gangs.make(SPREAD)
     gang.of(0).group(operation(0, Kind.ALL_REDUCE))
     gang.of(1).group(operation(1, Kind.ALL_REDUCE, count=COUNT - 1))
 
@@ -178,8 +188,8 @@ def test_who_came_to_what_is_named(gangs: list[Gang]) -> None:
     assert first.streams.drain(10) and not first.error
 
 
-def test_a_worker_of_an_older_epoch_joins_nothing(gangs: list[Gang]) -> None:
-    gang = make(gangs, SPREAD)
+def test_a_worker_of_an_older_epoch_joins_nothing(gangs: Gangs) -> None:
+    gang = gangs.make(SPREAD)
     train(gang, range(1))
     results(gang, COUNT * 4)
     stale = gang.sessions.pop("a")

@@ -22,13 +22,13 @@ class CollectiveMemory:
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
 
-    def read(self, address: int, size: int) -> bytes:
-        """See :meth:`rgpu.server.collectives.matching.Memory.read`."""
-        return self._copies.rows(address, size, size, 1, "buffer").tobytes()
+    def source(self, address: int, size: int) -> Array:
+        """See :meth:`rgpu.server.collectives.matching.Memory.source`."""
+        return self._copies.rows(address, size, size, 1, "buffer").reshape(-1)
 
-    def write(self, address: int, data: Array) -> None:
-        """See :meth:`rgpu.server.collectives.matching.Memory.write`."""
-        self._copies.rows(address, data.size, data.size, 1, "buffer").reshape(-1)[:] = data
+    def target(self, address: int, size: int) -> Array:
+        """See :meth:`rgpu.server.collectives.matching.Memory.target`."""
+        return self._copies.rows(address, size, size, 1, "buffer").reshape(-1)
 
 
 def submit(group: Group, seq: int, memory: Memory, streams: Streams) -> None:

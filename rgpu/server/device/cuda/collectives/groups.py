@@ -60,16 +60,16 @@ class Staged:
         self._data = next(buffers) if self._reads or self._writes else None
         self._scalar = next(buffers) if self._scalar_size else None
 
-    def read(self, address: int, size: int) -> bytes:
-        """See :meth:`rgpu.server.collectives.matching.Memory.read`."""
+    def source(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """See :meth:`rgpu.server.collectives.matching.Memory.source`."""
         buffer = self._data if address == self._operation.send and self._reads else self._scalar
         assert buffer is not None, "an operation reads what it did not name"
-        return buffer.bytes[:size].tobytes()
+        return buffer.bytes[:size]
 
-    def write(self, address: int, data: np.ndarray[Any, Any]) -> None:
-        """See :meth:`rgpu.server.collectives.matching.Memory.write`."""
+    def target(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """See :meth:`rgpu.server.collectives.matching.Memory.target`."""
         assert self._data is not None, "an operation writes what it did not name"
-        self._data.bytes[:data.size] = data
+        return self._data.bytes[:size]
 
     def bring(self, stream: Any) -> None:
         """Have the stream copy what the operation reads. Raises :class:`DeviceError`."""

@@ -1,0 +1,289 @@
+"""Memory of contributions that workers of one node share: who brought one writes it once, the others map it.
+
+Each contribution has a segment (a memfd) of its own, which no other process can write to. A segment is used again when
+nothing here refers to it and every borrower has said the same of what it was given; where a borrower is gone without a
+word, it is not: it stays as it is until the last who maps it drops it. So what a lost worker brought outlives it.
+
+Messages: docs/protocols/ranks.md, "The rank memory socket".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import threading
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rgpu.link.local import shared
+from rgpu.link.messages.rank_memory import DROP, MEMORY, RELEASED
+from rgpu.server.collectives.numbers import Array
+from rgpu.session.errors import Corrupt, LinkError
+
+SMALLEST = shared.SMALLEST  #: bytes of a contribution that has a segment
+LARGEST = 1 << 32  #: bytes of a segment
+MOST_KEPT = 512 << 20  #: bytes of segments that nothing uses
+MOST_MAPPED = 1 << 36  #: bytes of one lender's segments that a borrower maps
+WASTE = 2  #: how many times as large as asked for a segment may be
+ANSWER_SECONDS = 5.0  #: that a segment which was named may take to come
+F_SEAL_FUTURE_WRITE = 0x10  #: linux/fcntl.h; Python names it from 3.12 on
+
+
+@dataclass(eq=False, slots=True)
+class _Segment:
+    number: int
+    fd: int
+    size: int
+    whole: Array
+    used: bool = False  #: by this worker
+    lent: Counter[Any] = field(default_factory=Counter)  #: by borrower: views that it did not give back
+    known: set[Any] = field(default_factory=set)  #: borrowers that were given it
+    retired: bool = False  #: a borrower is gone without a word: it is not written again
+
+
+class OwnSegments:
+    """What this worker's ranks brought, and who borrows it. Thread-safe; borrowers are :class:`Borrower` objects."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over: deque[int] = deque()  #: addresses; appended to by the collector of garbage, in any thread
+        self._segments: dict[int, _Segment] = {}  #: by address
+        self._borrowers: set[Borrower] = set()
+        self._numbers = 0
+        self.copied = 0  #: bytes of contributions that were sent to nobody
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody borrows."""
+        return bool(self._borrowers)
+
+    def take(self, size: int) -> Array | None:
+        """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: nobody borrows, or none is there.
+
+        It is the caller's until the array, and all memory views of it, are gone.
+        """
+        if not self._borrowers or not SMALLEST <= size <= LARGEST:
+            return None
+        with self._lock:
+            self._collect()
+            free = [one for one in self._segments.values()
+                    if not one.used and not one.lent and size <= one.size <= WASTE * size]
+            segment = min(free, key=lambda one: one.size) if free else self._make(size)
+            if segment is None:
+                return None
+            segment.used = True
+            view: Array = segment.whole[:size]
+            address = _address(view)
+        weakref.finalize(view, self._over.append, address).atexit = False
+        return view
+
+    def lend(self, data: Any, borrower: Borrower) -> tuple[int, int] | None:
+        """Name a contribution for a borrower: (segment, bytes); None: it is in no segment, or cannot be handed over."""
+        if len(data) < SMALLEST or not isinstance(data, memoryview):
+            return None
+        with self._lock:
+            segment = self._segments.get(_address(np.frombuffer(data, np.uint8)))
+            if segment is None or borrower not in self._borrowers:
+                return None
+            if borrower not in segment.known:
+                try:
+                    if not borrower.channel.send(MEMORY, segment.number, segment.size, fd=segment.fd):
+                        return None
+                except LinkError:
+                    return None
+                segment.known.add(borrower)
+            segment.lent[borrower] += 1
+            self.copied += len(data)
+            return segment.number, len(data)
+
+    def admit(self, borrower: Borrower) -> None:
+        """Lend to a borrower from now on."""
+        with self._lock:
+            self._borrowers.add(borrower)
+
+    def dismiss(self, borrower: Borrower) -> None:
+        """Note that a borrower is gone: what it was lent may still be read by it."""
+        with self._lock:
+            if borrower in self._borrowers:
+                self._hear(borrower)
+            self._borrowers.discard(borrower)
+            borrower.channel.close()
+            for segment in self._segments.values():
+                segment.known.discard(borrower)
+                if segment.lent.pop(borrower, 0):
+                    segment.retired = True
+            self._trim(0 if not self._borrowers else MOST_KEPT)
+
+    def describe(self) -> dict[str, int]:
+        """Return {segments, segment_bytes, shared_bytes: of contributions that were named rather than sent}."""
+        with self._lock:
+            return {"segments": len(self._segments), "segment_bytes": sum(s.size for s in self._segments.values()),
+                    "shared_bytes": self.copied}
+
+    # -- with the lock ----------------------------------------------------------------
+    def _make(self, size: int) -> _Segment | None:
+        """A new segment; None where none is to be had."""
+        self._trim(MOST_KEPT)
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            fd = os.memfd_create("rgpu-contribution", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:
+            return None
+        try:
+            os.posix_fallocate(fd, 0, size)
+            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            # From here on nobody makes a writable mapping of it: ours exists already.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared.SEALS | F_SEAL_FUTURE_WRITE)
+        except OSError:
+            os.close(fd)
+            return None
+        self._numbers += 1
+        whole = np.frombuffer(mapped, np.uint8)
+        segment = self._segments[_address(whole)] = _Segment(self._numbers, fd, size, whole)
+        return segment
+
+    def _collect(self) -> None:
+        """Note what is not referred to any more, here and by borrowers."""
+        while self._over:
+            if (segment := self._segments.get(self._over.popleft())) is not None:
+                segment.used = False
+        for borrower in self._borrowers:
+            self._hear(borrower)
+        self._trim(MOST_KEPT)
+
+    def _hear(self, borrower: Borrower) -> None:
+        numbers = borrower.returned()
+        if not numbers:
+            return
+        for segment in self._segments.values():
+            if count := numbers.get(segment.number, 0):
+                segment.lent[borrower] -= count
+                if segment.lent[borrower] <= 0:
+                    del segment.lent[borrower]
+
+    def _trim(self, most: int) -> None:
+        """Drop what will not be used again, and what is free beyond ``most`` bytes."""
+        kept = 0
+        for address, segment in list(self._segments.items()):
+            if segment.used or segment.lent:
+                continue
+            kept += segment.size
+            if segment.retired or kept > most:
+                kept -= segment.size
+                self._drop(address, segment)
+
+    def _drop(self, address: int, segment: _Segment) -> None:
+        del self._segments[address]
+        os.close(segment.fd)
+        for borrower in segment.known:
+            borrower.forget(segment.number)
+
+
+class Borrower:
+    """The lender's end of one borrower's channel."""
+
+    def __init__(self, channel: shared.Channel) -> None:
+        channel.sock.setblocking(False)
+        self.channel = channel
+        self._forgotten: deque[int] = deque()
+
+    def returned(self) -> Counter[int]:
+        """Return how often each segment was given back since this was asked last."""
+        found: Counter[int] = Counter()
+        try:
+            while (message := self.channel.receive()) is not None:
+                if message.fd >= 0:
+                    os.close(message.fd)
+                if message.kind == RELEASED:
+                    found[message.number] += message.size
+        except (LinkError, Corrupt):  # its link notices as well
+            pass
+        return found
+
+    def forget(self, number: int) -> None:
+        """Tell it to unmap a segment that nothing names, now or when this is called again."""
+        self._forgotten.append(number)
+        try:
+            while self._forgotten and self.channel.send(DROP, self._forgotten[0]):
+                self._forgotten.popleft()
+        except LinkError:
+            pass
+
+
+class PeerSegments:
+    """What another worker of this node lends. :meth:`view` and :meth:`settle` are one thread's."""
+
+    def __init__(self, number: bytes, channel: shared.Channel) -> None:
+        """``number``: of the channel, by which the lender knows it."""
+        self.number = number
+        channel.sock.settimeout(ANSWER_SECONDS)
+        self._channel = channel
+        self._wholes: dict[int, Array] = {}
+        self._mapped = 0
+        self._over: deque[int] = deque()  #: segments of views that are gone; appended to in any thread
+
+    def view(self, number: int, size: int) -> memoryview:
+        """Return ``size`` bytes of a segment, read-only; it is given back when nothing refers to them any more.
+
+        Raises :class:`Corrupt`, :class:`LinkError` where it does not come.
+        """
+        while number not in self._wholes:
+            self._receive()
+        whole = self._wholes[number]
+        if not 0 < size <= whole.size:
+            raise Corrupt(f"{size} bytes of a segment of {whole.size}", reason="size")
+        view: Array = whole[:size]
+        weakref.finalize(view, self._over.append, number).atexit = False
+        return view.data
+
+    def settle(self) -> None:
+        """Give back what is not referred to any more, and take what came. Raises as :meth:`view` does."""
+        numbers: Counter[int] = Counter()
+        while self._over:
+            numbers[self._over.popleft()] += 1
+        for number, count in numbers.items():
+            try:
+                if not self._channel.send(RELEASED, number, count):
+                    self._over.extend([number] * count)
+            except LinkError:
+                return
+        while select.select([self._channel], [], [], 0)[0]:
+            self._receive()
+
+    def close(self) -> None:
+        """End it: what was lent stays mapped while anything refers to it."""
+        self._channel.close()
+        self._wholes.clear()
+
+    def _receive(self) -> None:
+        message = self._channel.receive()
+        assert message is not None, "a socket with a time limit"
+        try:
+            if message.kind == DROP:
+                dropped = self._wholes.pop(message.number, None)
+                self._mapped -= dropped.size if dropped is not None else 0
+                return
+            if message.kind != MEMORY or message.number in self._wholes or message.fd < 0:
+                raise Corrupt(f"a message of type {message.kind} on a rank memory socket", reason="message")
+            shared.check_sealed(message.fd, message.size, LARGEST)
+            self._mapped += message.size
+            if self._mapped > MOST_MAPPED:
+                raise Corrupt(f"more than {MOST_MAPPED >> 30} GiB of one worker's segments", reason="size")
+            try:
+                mapped = mmap.mmap(message.fd, message.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            except OSError as error:
+                raise LinkError(f"a segment of contributions cannot be mapped: {error}") from error
+            self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
+        finally:
+            if message.fd >= 0:
+                os.close(message.fd)
+
+
+def _address(data: Array) -> int:
+    return int(data.__array_interface__["data"][0])
