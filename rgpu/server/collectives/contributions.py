@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,7 @@ class Log:
         self._entries: OrderedDict[tuple[Unique, Key], Entry] = OrderedDict()
         self._listeners: list[Callable[[Unique, Key], None]] = []
         self._held: set[tuple[Unique, Key]] = set()  #: that are not complete here
+        self._least: dict[Unique, int] = {}  #: what every session's is, at least
         self._floors: dict[Unique, dict[str, int]] = {}  #: by session: collectives below are never asked for again
 
     def listen(self, listener: Callable[[Unique, Key], None]) -> None:
@@ -138,8 +139,10 @@ class Log:
         self._listeners.append(listener)
 
     def put(self, unique: Unique, key: Key, came: dict[int, Contribution], seq: int = 0) -> None:
-        """Keep contributions; those that are there already stay."""
+        """Keep contributions; those that are there already stay. ``seq`` 0: of other sessions."""
         with self.lock:
+            if not seq and key[0] < 0 and key[2] < self._least.get(unique, 0):
+                return  # it was on its way when the last member said that it asks for it no more
             entry = self._entries.setdefault((unique, key), Entry())
             for rank, contribution in came.items():
                 if rank not in entry.came:
@@ -181,6 +184,16 @@ class Log:
         with self.lock:
             entry = self._entries.get((unique, key))
             return dict(entry.came) if entry is not None else {}
+
+    def brought(self, unique: Unique, ranks: Collection[int]) -> dict[tuple[int, int, int], int]:
+        """Return the number behind the last that each of this session's ranks brought: by rank and pair, -1 and -1."""
+        found: dict[tuple[int, int, int], int] = {}
+        with self.lock:
+            for (name, key), entry in self._entries.items():
+                if name == unique and entry.seq:
+                    for rank in set(ranks) & set(entry.came):
+                        found[rank, *key[:2]] = max(found.get((rank, *key[:2]), 0), key[2] + 1)
+        return found
 
     def keys(self, unique: Unique) -> list[Key]:
         """Return what is kept of a communicator, the oldest first."""
@@ -225,7 +238,7 @@ class Log:
         with self.lock:
             floors = self._floors.setdefault(unique, {})
             floors[session] = max(floors.get(session, 0), number)
-            least = min(floors.get(member, 0) for member in members)
+            least = self._least[unique] = min(floors.get(member, 0) for member in members)
             for where in [where for where in self._entries if where[0] == unique and 0 <= where[1][2] < least
                           and where[1][0] < 0]:
                 self._drop(where)
@@ -241,6 +254,7 @@ class Log:
             for where in [where for where in self._entries if where[0] == unique]:
                 self._drop(where)
             self._floors.pop(unique, None)
+            self._least.pop(unique, None)
             self._held = {where for where in self._held if where[0] != unique}
 
     def _drop(self, where: tuple[Unique, Key]) -> None:

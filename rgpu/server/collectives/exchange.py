@@ -24,7 +24,7 @@ class Shared(Protocol):
         the session began again at its newest checkpoint."""
 
     def taken(self, key: Key) -> bool:
-        """Tell whether it is complete here, as far as is known: then what others brought was had."""
+        """Tell whether it is complete here, as far as is known, or its ranks are over: what others brought was had."""
 
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         """Note that a session has what these ranks of this one brought."""

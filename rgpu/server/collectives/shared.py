@@ -44,7 +44,8 @@ class SharedMeeting:
         self._over: set[int] = set()  #: ranks of this session that were destroyed
         self._exchange, self._log = exchange, exchange.log
         self._open: dict[Key, list[Posting]] = {}
-        self._next: dict[tuple[int, int, int], int] = {}  #: of a rank, and of a pair: the number that comes next
+        #: of a rank, and of a pair: the number that comes next; a checkpoint has what was brought ahead of it
+        self._next = self._log.brought(unique, [rank for rank, name in enumerate(members) if name == exchange.session])
         self._held: dict[Key, set[tuple[str, int]]] = {}  #: (session, rank here): it has what that rank brought
         self._last: dict[int, Posting] = {}
         exchange.opened(unique, self)
@@ -54,8 +55,11 @@ class SharedMeeting:
         """Note an operation in the journal's order; it takes part from :meth:`arrive` on."""
         posting, key = Posting(rank, operation.number, operation, memory), key_of(rank, operation)
         with self._log.lock:
+            first = (rank, *key[:2]) not in self._next
             self._open.setdefault(key, []).append(posting)
             self._next[rank, *key[:2]] = key[2] + 1
+        if first and key[2]:  # it began at a checkpoint: what others brought ahead of that was had
+            self._exchange.changed(self.unique)
         return posting
 
     def arrive(self, postings: list[Posting], seq: int = 0) -> None:
@@ -131,7 +135,8 @@ class SharedMeeting:
         with self._log.lock:
             ranks = [key[1]] if key[0] >= 0 else range(self.ranks)
             here = [rank for rank in ranks if self.members[rank] == self._exchange.session]
-            return key not in self._open and all(key[2] < self._next.get((rank, *key[:2]), 0) for rank in here)
+            return key not in self._open and all(
+                rank in self._over or key[2] < self._next.get((rank, *key[:2]), 0) for rank in here)
 
     def held(self, key: Key, session: str, ranks: Sequence[int]) -> None:
         """See :meth:`Shared.held`."""

@@ -17,6 +17,7 @@ from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
+LONG = 1 << 15  #: parameters whose gradients sessions of one node share
 HOSTS = ("node-a", "node-b", "node-c", "node-a")
 
 
@@ -47,18 +48,20 @@ def kill_worker(pool: LocalPool, name: str) -> None:
 def test_a_training_of_four_processes(tmp_path: Path) -> None:
     """Members are moved by replay and by copy, one's worker is lost; then a program is killed in another training."""
     with LocalPool(tmp_path, nodes=3) as pool:
-        pool.environment["RGPU_NCCL"] = "calls"
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(LONG)}
         programs = train(pool, "train", 40, 10)
+        links = eventually(lambda: [pool.session(f"train-{rank}")["rank_links"] for rank in (0, 3)], pool.logs)
+        assert all(one["shared_bytes"] for one in links), "both are on node-a"
         pool.rgpu("migrate", "train-1", "node-c", "--mode", "replay")
         pool.rgpu("migrate", "train-2", "node-a", "--mode", "copy")
         kill_worker(pool, "train-3")
         released(pool, "train").touch()
-        assert {program.finish() for program in programs} == {expected(40)}
+        assert {program.finish() for program in programs} == {expected(40, count=LONG)}
 
         programs = train(pool, "lost", 600, 120)
         figures = pool.session("lost-0")["collectives"]
         assert [(one["ranks"], one["last"][0]["kind"], one["last"][0]["bytes"]) for one in figures] == \
-            [(4, "all_reduce", 16384)]
+            [(4, "all_reduce", 4 * LONG)]
         asked = programs[2].process.pid  # `rgpu run`, which `ps` names until the program's own is told
         os.kill(eventually(lambda: {pool.session("lost-2")["pid"]} - {asked}, "its program is not known").pop(),
                 signal.SIGKILL)
@@ -153,13 +156,13 @@ def disturb(pool: LocalPool, chance: random.Random) -> str:
 @pytest.mark.parametrize("seed", range(12))
 def test_members_disturbed_at_random(tmp_path: Path, seed: int) -> None:
     """The digest is the undisturbed one, and none hangs: twelve trainings, 240 disturbances."""
-    chance, done = random.Random(seed), []
+    chance, done, count = random.Random(seed), [], LONG if seed % 2 else 4096
     with LocalPool(tmp_path, nodes=3) as pool:
-        pool.environment["RGPU_NCCL"] = "calls"
+        pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(count)}
         programs = train(pool, "train", 300, 60)
         while len(done) < EACH:
             done.append(disturb(pool, chance))
             time.sleep(chance.expovariate(1))  # also while the one before it is being mended
         print(*done, sep="\n")
         released(pool, "train").touch()
-        assert {program.finish(300) for program in programs} == {expected(300)}, pool.logs()
+        assert {program.finish(300) for program in programs} == {expected(300, count=count)}, pool.logs()

@@ -38,6 +38,8 @@ def test_what_every_session_is_past_is_not_kept() -> None:
     log.floor(UNIQUE, "b", 2, ("a", "b"))
     log.floor(UNIQUE, "b", 1, ("a", "b"))
     assert log.keys(UNIQUE) == [(-1, -1, 2), (-1, -1, 3), (-1, -1, 4), (0, 1, 0)], "a floor never goes back"
+    log.put(UNIQUE, (-1, -1, 1), {1: brought()})
+    assert len(log.keys(UNIQUE)) == 4, "it was on its way"
 
 
 def test_without_room_the_oldest_goes_first_and_the_newest_stays() -> None:
