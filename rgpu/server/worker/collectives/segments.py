@@ -24,9 +24,11 @@ import numpy as np
 from rgpu.link.local import shared
 from rgpu.link.messages.rank_memory import DROP, MEMORY, RELEASED
 from rgpu.server.collectives.numbers import Array
+from rgpu.server.device import host_zone
 from rgpu.session.errors import Corrupt, LinkError
 
-SMALLEST = shared.SMALLEST  #: bytes of a contribution that has a segment
+SMALLEST = 1 << 18  #: bytes of a contribution that has a segment
+MOST_SEGMENTS = 512  #: of one worker: each is a descriptor
 LARGEST = 1 << 32  #: bytes of a segment
 MOST_KEPT = 512 << 20  #: bytes of segments that nothing uses
 MOST_MAPPED = 1 << 36  #: bytes of one lender's segments that a borrower maps
@@ -131,6 +133,8 @@ class OwnSegments:
     # -- with the lock ----------------------------------------------------------------
     def _make(self, size: int) -> _Segment | None:
         """A new segment; None where none is to be had."""
+        if len(self._segments) >= MOST_SEGMENTS:
+            return None
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             fd = os.memfd_create("rgpu-contribution", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -138,7 +142,7 @@ class OwnSegments:
             return None
         try:
             os.posix_fallocate(fd, 0, size)
-            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapped = host_zone.shared(fd, size, writable=True, huge=True)
             # From here on nobody makes a writable mapping of it: ours exists already.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared.SEALS | F_SEAL_FUTURE_WRITE)
         except OSError:
@@ -225,6 +229,8 @@ class PeerSegments:
         self.number = number
         channel.sock.settimeout(ANSWER_SECONDS)
         self._channel = channel
+        self._come = select.poll()
+        self._come.register(channel.sock, select.POLLIN)
         self._wholes: dict[int, Array] = {}
         self._mapped = 0
         self._over: deque[int] = deque()  #: segments of views that are gone; appended to in any thread
@@ -254,7 +260,7 @@ class PeerSegments:
                     self._over.extend([number] * count)
             except LinkError:
                 return
-        while select.select([self._channel], [], [], 0)[0]:
+        while self._come.poll(0):
             self._receive()
 
     def close(self) -> None:
@@ -277,10 +283,11 @@ class PeerSegments:
             if self._mapped > MOST_MAPPED:
                 raise Corrupt(f"more than {MOST_MAPPED >> 30} GiB of one worker's segments", reason="size")
             try:
-                mapped = mmap.mmap(message.fd, message.size, mmap.MAP_SHARED, mmap.PROT_READ)
+                mapped = host_zone.shared(message.fd, message.size)
             except OSError as error:
                 raise LinkError(f"a segment of contributions cannot be mapped: {error}") from error
-            self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
+            whole = self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
+            whole.setflags(write=False)  # nobody here may try
         finally:
             if message.fd >= 0:
                 os.close(message.fd)
