@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rgpu.cli.pools import strays
 from rgpu.cli.pools.supervising import MOST_SECONDS, STEADY_SECONDS, Supervisor, pause, reason
 from tests.support.eventually import eventually
 
@@ -120,3 +122,35 @@ def test_a_daemon_that_never_begins_is_said_at_once_and_leaves_nobody(tmp_path: 
     assert "the daemon of node-b ended" in said and not (pool / "supervisor.json").exists()
     eventually(lambda: not any(str(pool).encode() in path.read_bytes()
                                for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()), within=10, every=0.1)
+
+
+def test_daemons_whose_folder_was_removed_are_named_by_down(tmp_path: Path) -> None:
+    """Also where another pool was made in its place; whoever ends them as it is told ends all."""
+    pool = tmp_path / "pool"
+    (first,) = rgpu(pool, "up", "--nodes", "1", "--detach")["nodes"]
+    watcher = json.loads((pool / "supervisor.json").read_text())["pid"]
+    try:
+        shutil.rmtree(pool)
+        said = rgpu(pool, "down", code=5)
+        assert f"there is no pool in {pool}" in said and f"the daemon of node-a (pid {first['pid']})" in said
+        assert f"the supervisor (pid {watcher})" in said and f"`kill {watcher} {first['pid']}`" in said
+        (second,) = rgpu(pool, "up", "--nodes", "1", "--detach")["nodes"]
+        said = rgpu(pool, "down", code=5)
+        assert f"`kill {watcher} {first['pid']}`" in said and str(second["pid"]) not in said
+        assert not lives(second["pid"])
+    finally:
+        for pid in (watcher, first["pid"]):
+            os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not lives(watcher) and not lives(first["pid"]), (watcher, first["pid"]), 20, every=0.05)
+    assert rgpu(pool, "down")["stopped"] == []
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["python", "-m", "rgpu.cli.main", "server", "--pool", "/p", "--host", "a"], ("/p", "a")),
+    (["/usr/bin/rgpu", "server", "--host=b", "--pool=p"], ("p", "b")),
+    (["rgpu", "server", "--pool", "/p"], ("/p", "this host")), (["rgpu", "run", "--pool", "/p"], ("", "")),
+    (["vi", "server", "--pool", "/p"], ("", "")), (["rgpu", "server"], ("", "this host")), ([], ("", "")),
+    (["python", "-m", "rgpu.cli.pools.supervising", "/p", "{}"], ("/p", "")),
+    (["python", "-m", "rgpu.cli.pools.supervising"], ("", ""))])
+def test_whose_a_process_is_by_its_command_line(words: list[str], told: tuple[str, str]) -> None:
+    assert strays._told(words) == told

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu.suite import report  # noqa: E402
+from tests.gpu.suite.admission import Turns, asked, card_memory  # noqa: E402
 from tests.gpu.suite.execute import BuildError, Executor, Pool  # noqa: E402
 from tests.gpu.suite.outputs import Run, Verdict, compare, failure, judge_native, parse  # noqa: E402
 from tests.gpu.suite.report import Result  # noqa: E402
@@ -37,7 +38,10 @@ from tests.gpu.suite.rows import ROWS, Row  # noqa: E402
 
 @dataclass
 class Suite:
-    """Runs rows: native runs ``native_jobs`` at a time, each followed by its remote run, ``jobs`` at a time."""
+    """Runs rows: native runs ``native_jobs`` at a time, each followed by its remote run, ``jobs`` at a time at most.
+
+    ``card``: bytes that the sessions of remote runs may have together, 0: not known.
+    """
 
     executor: Executor
     pool: Pool
@@ -45,10 +49,11 @@ class Suite:
     jobs: int = 1
     deadline: float = float("inf")  #: of ``time.monotonic``: rows that have not begun by then are not run
     gpus: int = 1
+    card: int = 0
     results: dict[str, Result] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._turn = {"native": threading.Semaphore(self.native_jobs), "remote": threading.Semaphore(self.jobs)}
+        self._native_turn, self._turns = threading.Semaphore(self.native_jobs), Turns(self.jobs, self.card)
 
     def run(self, rows: Sequence[Row], after: Callable[[Result], None] = lambda result: None) -> list[Result]:
         """Runs them all; ``after(result)`` is called for each as it ends, one at a time."""
@@ -63,7 +68,7 @@ class Suite:
         """One row: its native runs, then its remote ones, each when it is their turn."""
         result = Result(row.name, row.framework, row.what, "")
         try:
-            with self._turn["native"]:
+            with self._native_turn:
                 native = self._native(row)
             verdict = native if isinstance(native, Verdict) else self._decide(row, native, result)
         except Exception as error:  # noqa: BLE001 - a mistake of the runner is shown as its row's, not lost
@@ -88,7 +93,7 @@ class Suite:
         decided = [verdict for run in native if (verdict := judge_native(run))]
         if decided:
             return decided[0]
-        with self._turn["remote"]:
+        with self._turns.turn(asked(row, self.pool.memory)):
             if time.monotonic() > self.deadline:
                 return Verdict("not run", "time was up")
             remote = self.executor.remote(row, self.pool)
@@ -150,9 +155,11 @@ def main() -> int:
     most, here = max(row.gpus for row in rows), gpu_count()
     device = options.device or ",".join(f"cuda:{number}" for number in range(max(1, min(most, here))))
     with LocalPool(Path(tempfile.mkdtemp(prefix="rgpu-compat-")), nodes=1, device=device, lease=5.0) as pool:
-        suite = Suite(Executor(folder / "compat-logs"), Pool(pool.environment, options.memory,
-                                                             tuple(options.run_option)),
-                      options.native_jobs, options.jobs, time.monotonic() + options.budget, here)
+        # What an ended session had may be free a moment after its program's end: who comes next waits for it.
+        words = (*options.run_option, *(["--queue"] if options.jobs > 1 else []))
+        suite = Suite(Executor(folder / "compat-logs"), Pool(pool.environment, options.memory, words),
+                      options.native_jobs, options.jobs, time.monotonic() + options.budget, here,
+                      card_memory(pool.living()))
         suite.run(rows, after)
         (folder / "compat-logs" / "pool.log").write_text(pool.logs())
     print(f"\n{report.summary(ended)}; logs in {folder / 'compat-logs'}")
@@ -189,7 +196,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the rows and end")
     parser.add_argument("--device", help="the node's devices, with commas (default: as many GPUs as a row needs)")
     parser.add_argument("--memory", help="device memory of every session (default: as the row says, mostly 16GiB)")
-    parser.add_argument("--jobs", type=int, default=1, help="remote runs at a time")
+    parser.add_argument("--jobs", type=int, default=1,
+                        help="remote runs at a time, while their sessions fit the card together")
     parser.add_argument("--native-jobs", type=int, default=4, help="native runs at a time")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no further row begins")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one run, if less than the row's own")

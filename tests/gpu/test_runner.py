@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.gpu.compat import Suite, chosen
 from tests.gpu.suite import report
+from tests.gpu.suite.admission import Turns, admissible, asked, card_memory
 from tests.gpu.suite.execute import PROGRAMS, BuildError, Executor, Pool
 from tests.gpu.suite.outputs import Run, close, compare, failure, judge_native, parse
 from tests.gpu.suite.rows import ROWS, Part, Row
@@ -183,6 +185,79 @@ def test_rows_on_a_real_pool(executor: Executor, tmp_path: Path) -> None:
         pair = suite.executor.remote(Row("pair", "fake", "", (Part("driver"), Part("driver"))), suite.pool)
         assert [run.status for run in pair] == [0, 0], pair
         assert pair[0].out == pair[1].out and parse(pair[0].out).digests
+
+
+# -- side by side ---------------------------------------------------------------------
+GIB = 1 << 30
+
+
+def test_what_a_row_asks_a_card_for() -> None:
+    sizes = {row.name: asked(row, None) for row in ROWS}
+    assert sizes["cpp-graph"] == 16 * GIB
+    assert {row.name: asked(row, None) // asked(row, row.memory) for row in ROWS} == dict.fromkeys(sizes, 1)
+    two = Row("two", "fake", "", (Part("good"), Part("good")), memory="6GiB")
+    assert asked(two, None) == 12 * GIB and asked(two, "1GiB") == 2 * GIB
+    assert asked(Row("ranks", "fake", "", (Part("good"),), ranks=2, memory="4GiB"), None) == 8 * GIB
+
+
+@pytest.mark.parametrize(("wanted", "running", "jobs", "card", "may"), [
+    (16, [], 3, 78, True), (16, [16, 16], 3, 78, True), (16, [16, 16, 16], 3, 78, False), (32, [32], 4, 78, True),
+    (16, [32, 32], 4, 78, False), (14, [32, 32], 4, 78, True), (100, [], 4, 78, True), (1, [100], 4, 78, False),
+    (16, [78] * 2, 3, 0, True), (16, [78] * 3, 3, 0, False)])
+def test_rows_are_admitted_while_they_fit_together(wanted: int, running: list[int], jobs: int, card: int,
+                                                   may: bool) -> None:
+    assert admissible(wanted, running, jobs, card) is may
+
+
+def test_the_size_of_a_card_is_what_nodes_say() -> None:
+    assert card_memory([]) == 0
+    assert card_memory([{"devices": [{"total_memory": 5}, {"total_memory": 4}]}, {"devices": []}]) == 4
+
+
+def test_every_row_has_its_turn_and_no_two_have_too_much() -> None:
+    turns, running, most = Turns(3, 10), list[int](), list[tuple[int, int]]()
+
+    def row(wanted: int) -> None:
+        with turns.turn(wanted):
+            running.append(wanted)
+            most.append((len(running), sum(running)))
+            time.sleep(0.002)
+            running.remove(wanted)
+
+    threads = [threading.Thread(target=row, args=(wanted,)) for wanted in [1, 2, 3, 4, 5, 9, 12] * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(most) == 56 and max(count for count, _ in most) in (2, 3)
+    assert max(total for count, total in most if count > 1) <= 10
+
+
+class Watched(Executor):
+    """Notes how much the sessions of remote runs ask for together."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.running, self.most = list[int](), list[int]()
+
+    def native(self, row: Row) -> list[Run]:
+        return [said(f"digest {A}")]
+
+    def remote(self, row: Row, pool: Pool) -> list[Run]:
+        self.running.append(asked(row, pool.memory))
+        self.most.append(sum(self.running))
+        time.sleep(0.05)
+        self.running.remove(asked(row, pool.memory))
+        return [said(f"digest {A}")]
+
+
+def test_rows_whose_sessions_do_not_fit_together_run_one_after_the_other(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    suite = Suite(watched, Pool({}), jobs=4, card=78 * GIB)
+    rows = [Row(f"row-{number}", "fake", "", (Part("good"),), memory=size)
+            for number, size in enumerate(["32GiB", "16GiB"] * 4)]
+    assert [result.result for result in suite.run(rows)] == ["same"] * 8
+    assert 32 * GIB < max(watched.most) <= 78 * GIB
 
 
 # -- reports ------------------------------------------------------------------------

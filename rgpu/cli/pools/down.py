@@ -15,13 +15,15 @@ import click
 from rgpu.api.settings import Settings
 from rgpu.cli import asking, common
 from rgpu.cli.pool import connect, daemon_state, pool_files
+from rgpu.cli.pools import strays
 from rgpu.cli.pools.supervising import supervisor
 from rgpu.link.keys import PoolFiles
 from rgpu.link.local.channel import connect as channel_to_worker
-from rgpu.session.errors import NotFound, RgpuError, TimedOut
+from rgpu.session.errors import NotFound, Refused, RgpuError, TimedOut
 
 STOP_SECONDS = 60.0  #: for a daemon to stop: it ends its workers and takes down what they leave
 ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
+LEAVE_SECONDS = 2.0  #: for a process that has stopped to be gone
 
 
 @click.command("down")
@@ -37,6 +39,8 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
     """
     files = pool_files(common.settings(pool=pool))
     if not files.description_path.exists():
+        if left := strays.of_folder(files.root):
+            raise Refused(f"there is no pool in {files.root}, but {strays.said(left, files.root)}")
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` makes one")
     settings = common.settings(pool=pool)
     if purge:
@@ -60,6 +64,7 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
     while supervisor(files) and time.monotonic() < deadline:
         time.sleep(0.05)
     _end_orphans(files)
+    _check_nothing_left(files)
     if purge:
         shutil.rmtree(files.root)
     common.emit({"stopped": stopped, "purged": purge}, output, _show)
@@ -102,6 +107,15 @@ def _end_orphans(files: PoolFiles) -> None:
             finally:
                 os.close(process)
         channel.close()
+
+
+def _check_nothing_left(files: PoolFiles) -> None:
+    """Raises :class:`Refused` where daemons run that no file of the pool told of."""
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while left := strays.of_folder(files.root):
+        if time.monotonic() > deadline:
+            raise Refused(strays.said(left, files.root))
+        time.sleep(0.05)
 
 
 def _show(value: dict[str, Any]) -> None:

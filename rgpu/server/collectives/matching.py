@@ -45,6 +45,12 @@ class Posting:
     ready: bool = False  #: its turn has come in its stream
     complete: bool = False
 
+    def figure(self, now: float) -> dict[str, Any]:
+        """Return what it is, and since when it is there, in seconds; ``now``: monotonic."""
+        op = self.operation
+        return {"rank": self.rank, "number": self.number, "call": str(op), "kind": op.kind.name.lower(),
+                "bytes": op.size, "complete": self.complete, "seconds": round(now - self.since, 3)}
+
 
 class Meeting:
     """The ranks of one communicator. ``carry_out``: moves the data of postings that belong together.
@@ -112,7 +118,7 @@ class Meeting:
         """
         now = time.monotonic() if now is None else now
         with self._changed:
-            return [self._figure(rank, posting, now) for rank, posting in sorted(self._last.items())]
+            return [self._figure(posting, now) for _, posting in sorted(self._last.items())]
 
     def _next_whole(self, posting: Posting) -> list[Posting]:
         with self._changed:
@@ -148,10 +154,8 @@ class Meeting:
                 posting.complete = True
             self._changed.notify_all()
 
-    def _figure(self, rank: int, posting: Posting, now: float) -> dict[str, Any]:
-        op = posting.operation
-        found = {"rank": rank, "number": posting.number, "call": str(op), "kind": op.kind.name.lower(),
-                 "bytes": op.size, "complete": posting.complete, "seconds": round(now - posting.since, 3)}
+    def _figure(self, posting: Posting, now: float) -> dict[str, Any]:
+        op, found = posting.operation, posting.figure(now)
         if posting.complete:
             return found
         if op.kind.paired:

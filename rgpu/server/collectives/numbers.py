@@ -23,6 +23,10 @@ _PLAIN = {
 }
 
 
+#: the bits of a NaN that a sum or a product is, of the types that are rounded to
+NAN = {DataType.BFLOAT16: 0x7FFF, DataType.FLOAT16: 0x7E00}
+
+
 def is_integer(data_type: DataType) -> bool:
     """Whether the type has no fractions."""
     return data_type <= DataType.UINT64
@@ -40,13 +44,16 @@ def widen(data: Array, data_type: DataType) -> Array:
 def narrow(values: Array, data_type: DataType) -> Array:
     """The bytes of elements that :func:`widen` gave, or that were calculated from them."""
     if (plain := _PLAIN.get(data_type)) is not None:
-        return np.ascontiguousarray(values, plain).view(np.uint8)
+        values = np.ascontiguousarray(values, plain)
+        if data_type is DataType.FLOAT16 and (nans := np.isnan(values)).any():
+            values = np.where(nans, np.uint16(NAN[data_type]), values.view("<u2"))
+        return values.view(np.uint8)
     values = np.ascontiguousarray(values, np.float32)
     if data_type is DataType.BFLOAT16:
         bits = values.view(np.uint32)
         rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype("<u2")
         if (nans := np.isnan(values)).any():
-            rounded[nans] = 0x7FFF
+            rounded[nans] = NAN[data_type]
         return rounded.view(np.uint8)
     return _narrow_eight(values, data_type)
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from rgpu.server.collectives import native
 from rgpu.server.collectives.numbers import Array, is_integer, narrow, widen
 from rgpu.session.objects.collectives import DataType, Reduction
 
@@ -31,6 +32,7 @@ def scalar_bytes(value: float, data_type: DataType) -> bytes:
     return narrow(widen(np.zeros(data_type.size, np.uint8), data_type) + value, data_type).tobytes()
 
 
+_SUMS = frozenset({Reduction.SUM, Reduction.AVG, Reduction.PREMULSUM})
 BLOCK = 1 << 16  #: elements
 SHARED = 1 << 22  #: bytes of a contribution from which on several processors reduce it
 MOST_THREADS = 8
@@ -43,12 +45,10 @@ def reduce(contributions: Sequence[Array], data_type: DataType, reduction: Reduc
     ``scalars``: of PREMULSUM, the bytes of each rank's own factor. ``out``: where the result is to be.
     """
     size, step = contributions[0].size, BLOCK * data_type.size
-    if size <= step and out is None:
-        return _reduce(contributions, data_type, reduction, scalars)
     result = np.empty(size, np.uint8) if out is None else out
 
     def part(at: int) -> None:
-        result[at:at + step] = _reduce([one[at:at + step] for one in contributions], data_type, reduction, scalars)
+        _reduce_into(result[at:at + step], [one[at:at + step] for one in contributions], data_type, reduction, scalars)
 
     if size < SHARED:
         for at in range(0, size, step):
@@ -74,6 +74,26 @@ def copy(out: Array, source: Array) -> None:
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "reduction")
+
+
+def _reduce_into(out: Array, contributions: Sequence[Array], data_type: DataType, reduction: Reduction,
+                 scalars: Sequence[bytes]) -> None:
+    if reduction not in _SUMS or not native.compiled(data_type):
+        out[:] = _reduce(contributions, data_type, reduction, scalars)
+        return
+    if reduction is Reduction.AVG:
+        scalars = [scalar_bytes(1.0 / len(contributions), data_type)] * len(contributions)
+    parts = list(contributions)
+    if scalars:
+        parts = [np.empty_like(part) for part in contributions]
+        for scaled, part, scalar in zip(parts, contributions, scalars, strict=True):
+            native.scale(data_type, part, scalar, scaled)
+    total = parts[0]
+    for part in parts[1:]:
+        native.add(data_type, total, part, out)
+        total = out
+    if total is not out:
+        out[:] = total
 
 
 def _reduce(contributions: Sequence[Array], data_type: DataType, reduction: Reduction,

@@ -173,9 +173,7 @@ class SharedMeeting:
             return [self._figure(rank, posting, now) for rank, posting in sorted(self._last.items())]
 
     def _figure(self, rank: int, posting: Posting, now: float) -> dict[str, Any]:
-        op = posting.operation
-        found = {"rank": rank, "number": posting.number, "call": str(op), "kind": op.kind.name.lower(),
-                 "bytes": op.size, "complete": posting.complete, "seconds": round(now - posting.since, 3)}
+        op, found = posting.operation, posting.figure(now)
         if posting.complete:
             return found
         here = self._log.get(self.unique, key_of(rank, op))

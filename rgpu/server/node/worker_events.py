@@ -66,20 +66,12 @@ class WorkerDeaths:
         await asyncio.gather(*(self._examining.suspect(device, f"{why} in session {session}") for device in devices))
         handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
-    async def severed(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, peer}: the worker of a session that it shares memory with was lost, so it ends as well."""
-        pid, peer = int(values["pid"]), str(values["peer"])
+    async def asked(self, session: str, values: dict[str, Any]) -> None:
+        """``values``: {pid, reason}: a worker asks to be ended, for what another session has to do with it."""
+        pid, why = int(values["pid"]), str(values.get("reason") or f"session {values.get('peer')} was lost")[:400]
         handle = self._held.handle(session)
         if handle is not None and handle.pid == pid:
-            self._faults[pid] = f": it shared device memory with session {peer}, whose worker was lost"
-            handle.kill()
-
-    async def goes_back(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, reason}: its session is to begin again at its checkpoint, for another member of a gang."""
-        pid, reason = int(values["pid"]), str(values["reason"])[:400]
-        handle = self._held.handle(session)
-        if handle is not None and handle.pid == pid:
-            self._faults[pid] = f": {reason}"
+            self._faults[pid] = f": {why}"
             handle.kill()
 
 
@@ -93,8 +85,7 @@ class WorkerEvents:
         self._handlers: dict[str, Event] = {
             "died": deaths.died, "fault": deaths.faulted, "progress": self._moved_on, "withdraw": self._withdraw,
             "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial,
-            "share_open": self._share, "severed": deaths.severed,
-            "goes_back": deaths.goes_back}
+            "share_open": self._share, "severed": deaths.asked, "goes_back": deaths.asked}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker's handle noticed or was told."""

@@ -11,8 +11,20 @@ from rgpu.session.errors import LinkError
 
 def adopt(fds: list[int], handover: bytes) -> SealedConnection:
     """The sealed connection that the daemon hands over. Raises :class:`LinkError` without exactly one socket."""
-    if len(fds) != 1:
+    return Handover.unpack(handover).connection(socket.socket(fileno=single(fds, "an attachment")))
+
+
+def single(fds: list[int], what: str) -> int:
+    """Return the one descriptor that came with a request. Raises :class:`LinkError` for another number of them."""
+    return exactly(1, fds, what)[0]
+
+
+def exactly(number: int, fds: list[int], what: str) -> list[int]:
+    """Return the descriptors that came with a request. Raises :class:`LinkError` unless they are so many; then they
+    are closed.
+    """
+    if len(fds) != number:
         for fd in fds:
             os.close(fd)
-        raise LinkError(f"{len(fds)} descriptors came with an attachment instead of one")
-    return Handover.unpack(handover).connection(socket.socket(fileno=fds[0]))
+        raise LinkError(f"{len(fds)} descriptors came with {what} instead of {number}")
+    return fds

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,8 @@ import structlog
 from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.link import effects
-from rgpu.link.accepting import accept_next
 from rgpu.link.data.frames import Handover
 from rgpu.link.local.channel import listen
-from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
 from rgpu.link.loggers import configure_logging
 from rgpu.migrate.membership.lease_keeper import DeadlinePage
@@ -49,15 +48,16 @@ from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.collectives.ranks import Ranks
+from rgpu.server.worker.daemon_link import DaemonLink, end_process
 from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
-from rgpu.server.worker.handed_over import adopt
+from rgpu.server.worker.handed_over import adopt, exactly, single
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.sharing.sharing import Sharing
 from rgpu.server.worker.tasks import Tasks
 from rgpu.session.devices import parts
 from rgpu.session.effects import Kind
-from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
+from rgpu.session.errors import Fenced, Refused, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.server.worker.move.departure import Departure
@@ -66,15 +66,10 @@ log = structlog.get_logger(__name__)
 
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
-#: Requests that come with descriptors.
-WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
-                              "ranks_link", "ranks_lend", "ranks_serve", "share_serve", "share_link"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
 ENDED_SECONDS = 2.0
-#: Within which the daemon ends a worker that told of a fault of its device.
-FAULT_SECONDS = 60.0
 #: How long a worker stays for modules still being written to the node's cache, and for a given up checkpoint's remains.
 WRITE_SECONDS = 2.0
 #: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
@@ -99,7 +94,7 @@ class Worker:
         self.spec, self.quota = spec, quota
         self.runtime.loop.memory = quota * max(1, len(parts(spec)))
         self.state = state  #: empty | incoming | running | paused | over
-        self.channel: Channel | None = None
+        self.daemon = DaemonLink(self.box, self._handler, self._orphaned)
         self.link: AgentLink | None = None
         self._going_back = False
         self.stats: dict[str, Any] = {}
@@ -114,7 +109,6 @@ class Worker:
         self.limiter = Limiter(self.runtime)
         self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
         self._lock = threading.RLock()
-        self._exit = threading.Event()
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
         self._left, self._had_agent = since_boot(), False
@@ -122,75 +116,24 @@ class Worker:
         self.runtime.judge = self._judge
         self._program_over = False  #: the agent said so; the daemon, if there is one, has the session ended
 
-    # -- the channel ------------------------------------------------------------
+    # -- the daemon ---------------------------------------------------------------
     def serve(self, listener: socket.socket) -> None:
-        """Take the daemon's connections, one after the other, until told to exit."""
+        """Do what the daemon asks for, until the worker is an orphan."""
         runtime = self.runtime
         runtime.pulse = Pulse(lambda seconds: runtime.stood_still("this worker", seconds), runtime.order.look)
         runtime.pulse.start()
-        while not self._exit.is_set():
-            listener.settimeout(1.0)
-            try:
-                found = accept_next(listener, self._exit.is_set, "the worker's socket")
-            except TimeoutError:
-                if self._orphaned():
-                    log.error("no daemon and no agent for too long: the worker ends", session=self.runtime.session)
-                    return
-                continue
-            if found is None:
-                return
-            sock = found[0]
-            sock.setblocking(True)
-            channel = Channel(sock)
-            if not self.box.admits(channel):
-                channel.close()
-                continue
-            self.channel = channel
-            self._converse(channel)
+        self.daemon.serve(listener)
 
-    def _orphaned(self) -> bool:
+    def _handler(self, name: str) -> Callable[..., Any] | None:
+        return getattr(self, name, None) or getattr(self.tasks, name, None)
+
+    def _orphaned(self, since: float) -> bool:
         patience = ENDED_SECONDS if self._program_over else ORPHAN_SECONDS
-        return self.link is None and time.monotonic() - self._detached_since > patience
-
-    def _converse(self, channel: Channel) -> None:
-        try:
-            while not self._exit.is_set():
-                message, fds = channel.receive()
-                threading.Thread(target=self._handle, args=(channel, message, fds), daemon=True,
-                                 name=f"do-{message.get('do')}").start()
-        except RgpuError as error:
-            log.info("daemon went away", reason=error.message)
-        finally:
-            self._detached_since = time.monotonic()
-            channel.close()
-
-    def _handle(self, channel: Channel, message: dict[str, Any], fds: list[int]) -> None:
-        name, number = str(message.pop("do", "")), message.pop("id", None)
-        handler = getattr(self, f"do_{name}", None) or getattr(self.tasks, f"do_{name}", None)
-        reply: dict[str, Any]
-        try:
-            if handler is None:
-                raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in WITH_DESCRIPTORS else []
-            reply = {"id": number, "ok": handler(*sockets, **message) or {}}
-        except RgpuError as error:
-            reply = {"id": number, "error": error.as_dict()}
-        except Exception as error:  # noqa: BLE001 - the daemon must hear of it
-            log.exception("worker task failed", task=name)
-            reply = {"id": number, "error": RgpuError(f"{name}: {error}").as_dict()}
-        try:
-            channel.send(reply)
-        except LinkError:
-            log.warning("the daemon went before it had its answer", task=name)
+        return self.link is None and time.monotonic() - max(since, self._detached_since) > patience
 
     def report(self, event: str, **values: Any) -> None:
-        """Tell the daemon; nothing is lost if there is none, it asks when it is back."""
-        channel = self.channel
-        if channel is not None:
-            try:
-                channel.send({"event": event, **values})
-            except LinkError:
-                pass
+        """Tell the daemon something, if there is one."""
+        self.daemon.report(event, **values)
 
     # -- the hardware --------------------------------------------------------------
     def _judge(self, result: int) -> None:
@@ -206,23 +149,16 @@ class Worker:
             return
         log.error("the hardware failed", device=self.spec, result=result, reason=why,
                   detail=self.runtime.device.error_detail())
-        self.report("fault", pid=os.getpid(), reason=why, result=result)
-        time.sleep(FAULT_SECONDS)
-        log.error("no daemon ended the worker after its device's fault: it ends")
-        end_process()
+        self.daemon.be_ended("fault", why, result=result)
 
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:
         """The daemon's page: until when this node may begin anything (OWNERSHIP 4)."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with the deadline instead of one")
-        self._deadline = DeadlinePage(fds[0], writable=False)
+        self._deadline = DeadlinePage(single(fds, "the deadline"), writable=False)
 
     def do_derived(self, fds: list[int]) -> None:
         """The file of what was made of module binaries for this session's user."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with the derived file instead of one")
-        self.derived.adopt(fds[0])
+        self.derived.adopt(single(fds, "the derived file"))
 
     def check_deadline(self, what: str) -> None:
         """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
@@ -320,15 +256,12 @@ class Worker:
 
         ``lent``: the number of a rank memory socket, which comes with it.
         """
-        if len(fds) != 1 + bool(lent):
-            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of {1 + bool(lent)}")
-        self.ranks.link(fds[0], peer, epoch, ticket, secret, (lent, fds[1]) if lent else None)
+        link, *lending = exactly(1 + bool(lent), fds, "a rank link")
+        self.ranks.link(link, peer, epoch, ticket, secret, (lent, lending[0]) if lent else None)
 
     def do_ranks_lend(self, fds: list[int], number: bytes) -> None:
         """A socket over which memory is lent to a worker of this node that asks for what this session's ranks bring."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a rank memory socket instead of one")
-        self.ranks.lend(number, fds[0])
+        self.ranks.lend(number, single(fds, "a rank memory socket"))
 
     def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
         """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
@@ -343,22 +276,18 @@ class Worker:
         """Have the daemon bring a tie to the session that made the token; whether there is a daemon."""
         if self.state != "running":
             raise Refused(f"the session is {self.state} here")
-        if self.channel is None:
+        if not self.daemon.known:
             return False
         self.report("share_open", pid=os.getpid(), number=number, token=token)
         return True
 
     def do_share_serve(self, fds: list[int], peer: str) -> None:
         """One end of a tie: the worker of ``peer``, a session of the same user, opens something of this one's."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
-        self.runtime.sharing.serve(fds[0], peer)
+        self.runtime.sharing.serve(single(fds, "a tie"), peer)
 
     def do_share_link(self, fds: list[int], number: int, peer: str) -> None:
         """The other end: what was asked for by ``number``."""
-        if len(fds) != 1:
-            raise LinkError(f"{len(fds)} descriptors came with a tie instead of one")
-        self.runtime.sharing.linked(fds[0], number, peer)
+        self.runtime.sharing.linked(single(fds, "a tie"), number, peer)
 
     def do_share_denied(self, number: int, reason: str) -> None:
         """Note that this session is denied what was asked for by ``number``."""
@@ -371,28 +300,18 @@ class Worker:
             if self.link is not None:
                 self.link.notice("shared", peer=peer)
 
-    def _go_back(self, why: str) -> bool:
+    def _go_back(self, why: str) -> None:
         """Another member of a gang replays, and needs what this one brought before: its journal brings it again."""
         if self.state != "running" or self._going_back:
-            return False
+            return
         self._going_back = True
         log.warning("the worker ends, and its session begins again at its checkpoint", reason=why)
-        self.report("goes_back", pid=os.getpid(), reason=why)
-        threading.Thread(target=self._end_without_daemon, args=("a member of its gang needs what it brought",),
-                         daemon=True).start()
-        return True
-
-    def _end_without_daemon(self, why: str) -> None:
-        time.sleep(FAULT_SECONDS)
-        log.error("no daemon ended the worker: it ends", reason=why)
-        end_process()
+        threading.Thread(target=self.daemon.be_ended, args=("goes_back", why), daemon=True).start()
 
     def _severed(self, peer: str) -> None:
         """What another session wrote is lost with its worker: this one has no consistent state any more, and ends."""
-        self.report("severed", pid=os.getpid(), peer=peer)
-        time.sleep(FAULT_SECONDS)
-        log.error("no daemon ended the worker after one that it shares memory with was lost: it ends", peer=peer)
-        end_process()
+        self.daemon.be_ended("severed", f"it shared device memory with session {peer}, whose worker was lost",
+                             peer=peer)
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -517,13 +436,6 @@ def since_exec_ms() -> int:
         return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")))
     except (OSError, ValueError, IndexError):
         return -1
-
-
-def end_process() -> None:
-    """End the process at once, without clean-up: the kernel frees the rest."""
-    log.info("worker ends")
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def main() -> None:

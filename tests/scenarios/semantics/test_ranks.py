@@ -17,7 +17,7 @@ from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-LONG = 1 << 15  #: parameters whose gradients sessions of one node share
+LONG = 1 << 16  #: parameters whose gradients sessions of one node share
 HOSTS = ("node-a", "node-b", "node-c", "node-a")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rgpu.server.collectives import native
 from rgpu.server.collectives.numbers import is_integer, narrow, widen
 from rgpu.server.collectives.reductions import BLOCK, SHARED, copy, reduce, scalar_bytes
 from rgpu.session.objects.collectives import DataType, Reduction
@@ -120,3 +121,32 @@ def test_long_copies_are_whole(size: int) -> None:
     out = np.zeros(size, np.uint8)
     copy(out, source)
     assert np.array_equal(out, source)
+
+
+@pytest.mark.parametrize("kind", [DataType.BFLOAT16, DataType.FLOAT16])
+@pytest.mark.parametrize("reduction", [Reduction.SUM, Reduction.AVG, Reduction.PREMULSUM])
+def test_compiled_sums_are_numpy_s(kind: DataType, reduction: Reduction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every code there is, infinities, the smallest and NaN among them; three ranks; lengths with a rest."""
+    if not native.compiled(kind):
+        pytest.skip(f"this processor has no instructions for {kind.name.lower()}")
+    codes = np.arange(1 << 16, dtype="<u2")
+    dice = np.random.default_rng(3)
+    for elements in (1, 15, 16, 33, (1 << 16) + 5, 3 << 16):
+        parts = [np.resize(dice.permutation(codes), elements).view(np.uint8) for _ in range(3)]
+        factors = (0.5, -1.25, 3e-5) if reduction is Reduction.PREMULSUM else ()
+        scalars = [scalar_bytes(value, kind) for value in factors]
+        compiled = reduce(parts, kind, reduction, scalars)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "compiled", lambda kind: False)
+            assert np.array_equal(compiled, reduce(parts, kind, reduction, scalars))
+
+
+def test_without_a_compiler_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("no target")
+
+    monkeypatch.setattr(native.jit, "compile_ir", fails)
+    monkeypatch.setattr(native, "_compiled", native.jit.once(native._compile))
+    one = narrow(np.array([1.5, 2.0], np.float32), DataType.BFLOAT16)
+    assert not native.compiled(DataType.BFLOAT16)
+    assert widen(reduce([one, one], DataType.BFLOAT16, Reduction.SUM), DataType.BFLOAT16).tolist() == [3.0, 4.0]

@@ -85,6 +85,21 @@ def test_what_a_fault_of_the_hardware_ended_is_told_as_that() -> None:
     asyncio.run(test())
 
 
+def test_what_another_session_ended_is_told_as_that() -> None:
+    """Whatever a worker asks to be ended for; of an earlier version's the other session is known only."""
+    async def test() -> None:
+        for said, why in (({"reason": "it goes back"}, "it goes back"), ({"peer": "t"}, "session t was lost")):
+            here = running()
+            await here.deaths.asked("s", {"pid": 6, **said})
+            assert not here.worker.killed, "another worker's word"
+            await here.deaths.asked("s", {"pid": 5, **said})
+            assert here.worker.killed and here.suspected == []
+            (told,) = await here.die()
+            assert told["reason"] == f"its worker (pid 5) on a died: {why}"
+
+    asyncio.run(test())
+
+
 def test_a_worker_that_a_move_was_making_is_forgotten_and_nobody_told() -> None:
     async def test() -> None:
         here = Here()

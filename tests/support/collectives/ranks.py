@@ -131,9 +131,8 @@ class Member:
     def _at(self, address: int, size: int) -> np.ndarray[Any, Any]:
         return self.memory[address:address + size]
 
-    def _go_back(self, why: str) -> bool:
+    def _go_back(self, why: str) -> None:
         self.gang.sent_back.append((self.name, self.epoch, why))
-        return True
 
     def _dial(self, peer: str, linked: int) -> None:
         threading.Thread(target=self.gang.link, args=(self, peer, linked), daemon=True).start()

@@ -188,7 +188,11 @@ struct StreamMark {
   Stream* object = nullptr;
   std::uint64_t stream = 0, seq = 0;
 };
-// stream.cpp: what work that is given to the stream now comes behind, as far as the program was not told of its end.
+// stream.cpp: whether all work of the context's device is known to be complete, which is then recorded as observed …
+bool device_finished(const Context& context);
+// … and a wait for it (memory.hpp: wait_for_device), by which the program learns that all of its streams are complete.
+CUresult wait_and_tell(const Context& context);
+// What work that is given to the stream now comes behind, as far as the program was not told of its end.
 std::vector<StreamMark> untold_before(const StreamRef& stream);
 
 // mirrors.cpp: the stream is about to be destroyed: nothing can be recorded in it, or wait for it, any more.

@@ -179,7 +179,11 @@ CUresult cuCtxSynchronize() {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return api_.leave(r);
     if (CUresult r = context_asked(*context); r) return api_.leave(r);
-    if (CUresult r = wait_for_device(*context); r) return api_.leave(r);
+    if (device_finished(*context)) {
+        print_device_text();
+        return api_.leave(require());
+    }
+    if (CUresult r = wait_and_tell(*context); r) return api_.leave(r);
     return api_.leave(require());  // an execution error that the wait brought to light
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "device.hpp"
 #include "ipc.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
@@ -41,10 +42,9 @@ std::vector<StreamMark> covered(const StreamRef& stream) {
   return found;
 }
 
-// Everything that a wait for the stream covers is known to be complete. Then
-// that is recorded as observed, once for each call, and true returned.
-bool finished(const StreamRef& stream) {
-  const auto marks = covered(stream);
+// What all of these were given is known to be complete. Then that is recorded
+// as observed, once for each call, and true returned.
+bool finished(const std::vector<StreamMark>& marks) {
   for (const StreamMark& mark : marks)
     if (mark.seq && !complete_on(mark.stream, mark.seq)) return false;
   bool news = false;
@@ -62,6 +62,12 @@ bool finished(const StreamRef& stream) {
   for (const StreamMark& mark : marks) raise(seen_of(mark), mark.seq);
   return true;
 }
+
+bool finished(const StreamRef& stream) { return finished(covered(stream)); }
+
+// Of each device: a stream was destroyed whose last work the program was not told the end of. Its marks are gone, so
+// that only a wait for the device tells of it.
+std::atomic<bool> destroyed_untold[kMaxDevices];
 
 CUresult create_stream(CUstream* out, unsigned flags, int priority) {
   Context* context = nullptr;
@@ -100,6 +106,29 @@ CUresult ask(CUstream handle, T* out, T (*answer)(const StreamRef&)) {
 
 }  // namespace
 
+static std::vector<StreamMark> all_streams(const Context& context) {
+  const std::uint64_t legacy = legacy_stream(context);
+  std::vector<StreamMark> found{{nullptr, legacy, last_given(legacy)}};
+  for_each_object(Kind::stream, [&](Object* object) {
+    auto* stream = static_cast<Stream*>(object);
+    if (stream->context->device == context.device) found.push_back({stream, stream->number, stream->last.load()});
+  });
+  return found;
+}
+
+bool device_finished(const Context& context) {
+  const int device = session_device(context.device);
+  return device >= 0 && !destroyed_untold[device].load() && idle_on(device) && finished(all_streams(context));
+}
+
+CUresult wait_and_tell(const Context& context) {
+  const auto marks = all_streams(context);  // what was given before the wait
+  if (const int device = session_device(context.device); device >= 0) destroyed_untold[device].store(false);
+  if (CUresult r = wait_for_device(context); r) return r;
+  for (const StreamMark& mark : marks) raise(seen_of(mark), mark.seq);
+  return CUDA_SUCCESS;
+}
+
 std::vector<StreamMark> untold_before(const StreamRef& stream) {
   auto marks = covered(stream);
   if (stream.object && !(stream.object->flags & CU_STREAM_NON_BLOCKING)) {
@@ -131,6 +160,8 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (CUresult r = require_session(); r) return api_.leave(r);
   Stream* stream = find(hStream);
   if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
+  if (const int device = session_device(stream->context->device); device >= 0 && stream->seen < stream->last)
+    destroyed_untold[device].store(true);
   stream_gone(*stream);
   mirrors_lose_stream(*stream);
   managed_lose_stream(*stream);

@@ -93,10 +93,10 @@ class _Client:
 
 
 class Answering:
-    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint;
-    False: not now."""
+    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint,
+    unless it is ending already."""
 
-    def __init__(self, contributions: Log, go_back: Callable[[str], bool] = lambda why: False,
+    def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None,
                  segments: OwnSegments | None = None) -> None:
         self._log, self._go_back, self._segments = contributions, go_back, segments or OwnSegments()
         self._offered: dict[bytes, Channel] = {}  #: rank memory sockets that no client has named, by number

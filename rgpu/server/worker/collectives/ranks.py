@@ -21,7 +21,7 @@ class Ranks:
     :class:`.asking.Asking`; ``go_back``: as for :class:`.answering.Answering`."""
 
     def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
-                 replaying: Callable[[], bool], go_back: Callable[[str], bool] = lambda why: False) -> None:
+                 replaying: Callable[[], bool], go_back: Callable[[str], None] = lambda why: None) -> None:
         self.session, self.log = session, log
         self._segments = OwnSegments()
         self._asking = Asking(session, self.log, dial, replaying)

@@ -24,9 +24,11 @@ import numpy as np
 from rgpu.link.local import shared
 from rgpu.link.messages.rank_memory import DROP, MEMORY, RELEASED
 from rgpu.server.collectives.numbers import Array
+from rgpu.server.device import host_zone
 from rgpu.session.errors import Corrupt, LinkError
 
-SMALLEST = shared.SMALLEST  #: bytes of a contribution that has a segment
+SMALLEST = 1 << 18  #: bytes of a contribution that has a segment
+MOST_SEGMENTS = 512  #: of one worker: each is a descriptor
 LARGEST = 1 << 32  #: bytes of a segment
 MOST_KEPT = 512 << 20  #: bytes of segments that nothing uses
 MOST_MAPPED = 1 << 36  #: bytes of one lender's segments that a borrower maps
@@ -68,10 +70,12 @@ class OwnSegments:
 
         It is the caller's until the array, and all memory views of it, are gone.
         """
-        if not self._borrowers or not SMALLEST <= size <= LARGEST:
+        if not SMALLEST <= size <= LARGEST or not (self._borrowers or self._segments):
             return None
         with self._lock:
             self._collect()
+            if not self._borrowers:
+                return None
             free = [one for one in self._segments.values()
                     if not one.used and not one.lent and size <= one.size <= WASTE * size]
             segment = min(free, key=lambda one: one.size) if free else self._make(size)
@@ -118,7 +122,7 @@ class OwnSegments:
                 segment.known.discard(borrower)
                 if segment.lent.pop(borrower, 0):
                     segment.retired = True
-            self._trim(0 if not self._borrowers else MOST_KEPT)
+            self._collect()
 
     def describe(self) -> dict[str, int]:
         """Return {segments, segment_bytes, shared_bytes: of contributions that were named rather than sent}."""
@@ -129,7 +133,8 @@ class OwnSegments:
     # -- with the lock ----------------------------------------------------------------
     def _make(self, size: int) -> _Segment | None:
         """A new segment; None where none is to be had."""
-        self._trim(MOST_KEPT)
+        if len(self._segments) >= MOST_SEGMENTS:
+            return None
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             fd = os.memfd_create("rgpu-contribution", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -137,7 +142,7 @@ class OwnSegments:
             return None
         try:
             os.posix_fallocate(fd, 0, size)
-            mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapped = host_zone.shared(fd, size, writable=True, huge=True)
             # From here on nobody makes a writable mapping of it: ours exists already.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared.SEALS | F_SEAL_FUTURE_WRITE)
         except OSError:
@@ -155,7 +160,7 @@ class OwnSegments:
                 segment.used = False
         for borrower in self._borrowers:
             self._hear(borrower)
-        self._trim(MOST_KEPT)
+        self._trim(MOST_KEPT if self._borrowers else 0)
 
     def _hear(self, borrower: Borrower) -> None:
         numbers = borrower.returned()
@@ -224,6 +229,8 @@ class PeerSegments:
         self.number = number
         channel.sock.settimeout(ANSWER_SECONDS)
         self._channel = channel
+        self._come = select.poll()
+        self._come.register(channel.sock, select.POLLIN)
         self._wholes: dict[int, Array] = {}
         self._mapped = 0
         self._over: deque[int] = deque()  #: segments of views that are gone; appended to in any thread
@@ -253,7 +260,7 @@ class PeerSegments:
                     self._over.extend([number] * count)
             except LinkError:
                 return
-        while select.select([self._channel], [], [], 0)[0]:
+        while self._come.poll(0):
             self._receive()
 
     def close(self) -> None:
@@ -276,10 +283,11 @@ class PeerSegments:
             if self._mapped > MOST_MAPPED:
                 raise Corrupt(f"more than {MOST_MAPPED >> 30} GiB of one worker's segments", reason="size")
             try:
-                mapped = mmap.mmap(message.fd, message.size, mmap.MAP_SHARED, mmap.PROT_READ)
+                mapped = host_zone.shared(message.fd, message.size)
             except OSError as error:
                 raise LinkError(f"a segment of contributions cannot be mapped: {error}") from error
-            self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
+            whole = self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
+            whole.setflags(write=False)  # nobody here may try
         finally:
             if message.fd >= 0:
                 os.close(message.fd)

@@ -52,6 +52,7 @@ def text_agent(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
 def test_in_order_with_the_programs_own(tmp_path: Path, program: Any, ring: int, spin: str) -> None:
     """Standard output is a pipe here: it is ordered by the C library's buffer and nothing else."""
     with FakeAgent(tmp_path, ring=ring) as agent:
+        agent.quiet = True  # so that each wait asks
         texts = [said(f"kernel {turn} " + "x" * (turn * 97 % 3000)) for turn in range(60)]
         at = 0
         for text in texts:
@@ -84,8 +85,9 @@ def test_what_came_twice_is_printed_once(tmp_path: Path, program: Any, ring: int
         agent.texts = [[(0, first)], [(0, first), (0, both), (len(first), second)], [(3, both[3:])]]
         lines = program(agent, talking("""
             context()
+            memory = alloc(64)
             for turn in range(3):
-                ok(cu.cuCtxSynchronize())
+                ok(cu.cuMemcpyDtoH_v2(c.create_string_buffer(4), U64(memory), SIZE(4)))
                 say(turn)
             """), RGPU_SPIN_US=spin).end()
         assert lines == ["one", 0, "two", 1, 2]
@@ -96,7 +98,7 @@ def test_a_hole_ends_the_session(tmp_path: Path, program: Any) -> None:
         agent.texts = [[(1, b"x")]]
         lines = program(agent, """
             context()
-            tell(cu.cuCtxSynchronize())
+            tell(cu.cuMemcpyDtoH_v2(c.create_string_buffer(4), U64(alloc(64)), SIZE(4)))
             """).end()
         assert lines == [802]
 
@@ -143,7 +145,8 @@ def test_a_launch_prints_what_has_come(text_agent: FakeAgent, program: Any) -> N
     assert run.end() == ["before", "kernel", "after"]
 
 
-@pytest.mark.parametrize("call", ["cu.cuStreamSynchronize(P(s))", "cu.cuEventSynchronize(P(e))"])
+@pytest.mark.parametrize("call", ["cu.cuStreamSynchronize(P(s))", "cu.cuEventSynchronize(P(e))",
+                                  "cu.cuCtxSynchronize()"])
 def test_a_wait_that_needs_no_answer_prints(text_agent: FakeAgent, program: Any, call: str) -> None:
     """The watermark said that the stream, and the event, are done."""
     run = program(text_agent, talking(f"""
@@ -177,11 +180,11 @@ def test_threads_that_wait_side_by_side(text_agent: FakeAgent, program: Any) -> 
         at += len(text)
     lines = program(text_agent, talking(f"""
         import threading
-        here = context()
+        here, memory = context(), alloc(64)
         def work():
             ok(cu.cuCtxSetCurrent(here))
             for _ in range({count // 4}):
-                ok(cu.cuCtxSynchronize())
+                ok(cu.cuMemcpyDtoH_v2(c.create_string_buffer(4), U64(memory), SIZE(4)))
         threads = [threading.Thread(target=work) for _ in range(4)]
         [t.start() for t in threads]
         [t.join() for t in threads]

@@ -264,7 +264,9 @@ def test_an_error_sticks(agent, program):
 def test_a_broken_answer_ends_the_link_not_the_program(agent, program):
     run = program(agent, """
         context()
+        memory = alloc(64)
         tell("ready"); hear()
+        h2d(memory, b"x")
         tell(cu.cuCtxSynchronize())
         """)
     run.hear()

@@ -325,3 +325,101 @@ def test_a_second_thread_that_asks_does_not_pass_the_first(agent, program, quest
     agent.let_go()
     assert run.hear() == [[5], [5]]
     run.end()
+
+
+def test_a_wait_for_a_device_that_is_known_to_be_idle_asks_nobody(agent, program):
+    """It is told to the journal, once for each stream's last call; a replay waits for these where the program knew."""
+    run = program(agent, PINNED + """
+        context()
+        f, a, side = kernel(), alloc(64), stream()
+        ok(launch(f, a, 1, side))
+        ok(launch(f, a, 1))
+        tell(1)
+        hear()
+        time.sleep(0.3)           # the watermark covers all
+        for _ in range(3):
+            ok(cu.cuCtxSynchronize())
+        ok(launch(f, a, 1, side))
+        """)
+    run.hear()
+    agent.wait_for("launch", 2)
+    run.tell()
+    run.end()
+    first, second, third = agent.seqs("launch")
+    assert not agent.seqs("context_synchronize")
+    told = agent.observed_before(third)
+    assert {first, second} <= set(told) and len(set(told)) == len(told)
+
+
+def test_a_wait_for_a_device_with_work_asks_and_then_streams_are_known(agent, program):
+    told = program(agent, PINNED + """
+        context()
+        f, a, side = kernel(), alloc(64), stream()
+        ok(launch(f, a, 1, side))
+        ok(cu.cuCtxSynchronize())
+        ok(cu.cuStreamDestroy_v2(P(side)))
+        for _ in range(3):
+            ok(cu.cuCtxSynchronize())
+        tell(1)
+        """).end()
+    assert told == [1] and len(agent.seqs("context_synchronize")) == 1
+
+
+def test_the_end_of_a_destroyed_stream_s_work_is_asked_for(agent, program):
+    """Nothing else would tell the journal that the program knows of it."""
+    run = program(agent, PINNED + """
+        context()
+        f, p, side = kernel(), pinned(4096), stream()
+        ok(launch(f, p, 3, side))
+        ok(cu.cuStreamDestroy_v2(P(side)))
+        tell(1)
+        hear()
+        time.sleep(0.3)           # the watermark covers all
+        ok(cu.cuCtxSynchronize())
+        tell(list(c.string_at(p, 2)))
+        ok(cu.cuCtxSynchronize())
+        """)
+    run.hear()
+    agent.wait_for("launch")
+    run.tell()
+    assert run.end()[-1] == [3, 3] and len(agent.seqs("context_synchronize")) == 1
+
+
+def test_a_wait_for_an_idle_device_brings_what_kernels_wrote_and_printed(agent, program):
+    run = program(agent, PINNED + """
+        context()
+        f, p = kernel(), pinned(4096)
+        ok(launch(f, p, 3, stream()))
+        tell(1)
+        hear()
+        time.sleep(0.3)
+        ok(cu.cuCtxSynchronize())
+        tell(list(c.string_at(p, 2)))
+        """)
+    run.hear()
+    agent.wait_for("launch")
+    run.tell()
+    assert run.end()[-1] == [3, 3]
+    (read,) = agent.seqs("host_mirror_read")
+    assert told_of(agent, agent.seqs("launch")[0], read)
+
+
+def test_a_fault_is_told_by_a_wait_for_an_idle_device(agent, program):
+    run = program(agent, PINNED + """
+        context()
+        f, a, side = kernel(), alloc(64), stream()
+        tell(1)
+        hear()
+        ok(launch(f, a, 1, side))
+        tell(2)
+        hear()
+        time.sleep(0.3)
+        tell(cu.cuCtxSynchronize())
+        """)
+    run.hear()
+    agent.error = 700
+    run.tell()
+    run.hear()
+    agent.wait_for("launch")
+    run.tell()
+    assert run.end()[-1] == 700

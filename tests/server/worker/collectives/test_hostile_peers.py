@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from rgpu.link.messages.ranks import ASK, CONTRIBUTIONS, NEVER, REFILL, Ask, Refill
+from rgpu.link.messages.ranks import ASK, CONTRIBUTIONS, GO_BACK, NEVER, REFILL, Ask, GoBack, Refill
 from rgpu.server.collectives.contributions import Log
-from rgpu.server.worker.collectives.answering import Answering
-from rgpu.server.worker.collectives.asking import Asking
+from rgpu.server.worker.collectives.answering import Answering, Asker
+from rgpu.server.worker.collectives.asking import MOST_BACK, Asking
+from rgpu.server.worker.collectives.questions import Question
 from rgpu.session.errors import Corrupt
 from tests.fuzz.gangs import BROUGHT, HERE, UNIQUE, SharedStub, Told, packed
 
@@ -39,3 +43,30 @@ def test_pieces_of_what_was_not_asked_are_not_kept() -> None:
     for number in range(50):
         asking._take(CONTRIBUTIONS, memoryview(number.to_bytes(8, "little") + b"\0" + bytes(1000)), pieces)
     assert not pieces
+
+
+@pytest.mark.parametrize(("asker", "times"), [(Asker("b", 1), 1), (Asker("b", 1, True), 0), (Asker("d", 1), 0)])
+def test_only_an_owner_in_the_communicator_has_another_go_back(asker: Asker, times: int) -> None:
+    """Neither a worker that a move makes nor a session without a rank; nor for what would not be brought again."""
+    back: list[str] = []
+    answering, client = Answering(Log(), back.append), Told()
+    client.asker = asker
+    answering.opened(UNIQUE, SharedStub())
+    for number in (3, 4):  # of the second its checkpoint is past
+        answering._take(client, GO_BACK, packed(GoBack(UNIQUE, (-1, -1, number), "it is gone")))
+    assert len(back) == times and all("session b" in why and "it is gone" in why for why in back)
+
+
+def test_one_worker_has_another_session_go_back_three_times_at_most() -> None:
+    """Once for each of that one's epochs; who answers that nothing is kept, again and again, costs it no more."""
+    asking = Asking("a", Log(), lambda session, epoch: None, lambda: False)
+    asking._shared[UNIQUE] = SharedStub()
+    link: Any = SimpleNamespace(epoch=0, send=lambda kind, body: sent.append(kind))
+    sent: list[int] = []
+    asking._links["b"] = link
+    question = Question(1, "b", UNIQUE, HERE, ("a", "b", "c"), (1,), (), 0.0)
+    for link.epoch in range(1, MOST_BACK + 1):
+        assert asking._send_back(question, "b") and asking._send_back(question, "b")
+    link.epoch += 1
+    assert not asking._send_back(question, "b")
+    assert sent == [GO_BACK] * 3

@@ -89,6 +89,29 @@ def test_a_borrower_that_goes_without_a_word_may_still_read_it() -> None:
     assert own.describe()["segments"] == 1, "the first one is not kept here"
 
 
+def test_there_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rgpu.server.worker.collectives.segments.MOST_SEGMENTS", 2)
+    own = OwnSegments()
+    pair(own)
+    held = [brought(own, number) for number in range(2)]
+    assert own.take(SMALLEST) is None
+    del held[0]
+    gc.collect()
+    assert own.take(SMALLEST) is not None
+
+
+def test_without_borrowers_nothing_is_kept() -> None:
+    own = OwnSegments()
+    borrower, _ = pair(own)
+    data, free = brought(own, 1), brought(own, 2)
+    del free
+    own.dismiss(borrower)
+    assert own.describe()["segments"] == 1
+    del data
+    gc.collect()
+    assert own.take(SMALLEST) is None and own.describe()["segments"] == 0
+
+
 def test_what_was_brought_outlives_who_brought_it() -> None:
     own = OwnSegments()
     borrower, peer = pair(own)

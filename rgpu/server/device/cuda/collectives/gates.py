@@ -17,9 +17,11 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.session.errors import DeviceError
 
 GATES = 2048  #: that streams may be at, or come to, at one time
 WORD = 4  #: bytes
+CUDA_ERROR_UNKNOWN = 999
 
 
 class Gates:
@@ -32,7 +34,7 @@ class Gates:
         self._free = deque(range(GATES))
 
     def prepare(self) -> None:
-        """Take the words' memory, once. Raises :class:`rgpu.session.errors.DeviceError`."""
+        """Take the words' memory, once. Raises :class:`DeviceError`."""
         if self._words is None:
             size = 2 * WORD * GATES
             self._memory = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
@@ -45,7 +47,10 @@ class Gates:
         return not self._free
 
     def take(self) -> int:
-        """Return a gate for one use."""
+        """Return a gate for one use. Raises :class:`DeviceError` where none is free."""
+        if self.full:
+            raise DeviceError(f"all {GATES} gates of this device are taken by groups of collectives that are not "
+                              "complete: synchronize their streams before more are given", CUDA_ERROR_UNKNOWN)
         gate = self._free.popleft()
         self._values[gate] = self._values[gate] + 1 & 0x7FFFFFFF
         return gate
@@ -55,7 +60,7 @@ class Gates:
         self._free.append(gate)
 
     def enqueue(self, gate: int, stream: Any) -> None:
-        """Have a stream tell that it has come, and wait. Raises :class:`rgpu.session.errors.DeviceError`."""
+        """Have a stream tell that it has come, and wait. Raises :class:`DeviceError`."""
         value = self._values[gate]
         check(driver.cuStreamWriteValue32(stream, self._memory + 2 * WORD * gate, value,
                                           driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +43,22 @@ CUDA_ERROR_UNKNOWN = 999
 class Staged:
     """The host memory of one operation: does what :class:`rgpu.server.collectives.matching.Memory` promises."""
 
-    def __init__(self, operation: Operation, reads: int, writes: int, staging: Staging) -> None:
+    def __init__(self, operation: Operation, reads: int, writes: int) -> None:
         self._operation, self._reads, self._writes = operation, reads, writes
-        self.buffers: list[Buffer] = []
-        scalar = operation.data_type.size if operation.reduction is Reduction.PREMULSUM and operation.on_device else 0
-        # One buffer for both: all of a group is read before anything of it is written.
-        self._data, self._scalar = self._take(max(reads, writes), staging), self._take(scalar, staging)
-        self._scalar_size = scalar
+        self._data: Buffer | None = None
+        self._scalar: Buffer | None = None
+        on_device = operation.reduction is Reduction.PREMULSUM and operation.on_device
+        self._scalar_size = operation.data_type.size if on_device else 0
 
-    def _take(self, size: int, staging: Staging) -> Buffer | None:
-        if not size:
-            return None
-        self.buffers.append(staging.take(size))
-        return self.buffers[-1]
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of the buffers that it needs. One for data: all of a group is read before any of it is written."""
+        return [size for size in (max(self._reads, self._writes), self._scalar_size) if size]
+
+    def use(self, buffers: Iterator[Buffer]) -> None:
+        """Use the next ones, which are of :attr:`sizes`."""
+        self._data = next(buffers) if self._reads or self._writes else None
+        self._scalar = next(buffers) if self._scalar_size else None
 
     def source(self, address: int, size: int) -> np.ndarray[Any, Any]:
         """See :meth:`rgpu.server.collectives.matching.Memory.source`."""
@@ -85,12 +88,12 @@ class Staged:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Given:
-    """A group that was given to its streams as call ``seq``."""
+    """A group that was given to its streams as call ``seq``, or a part of it before the driver refused the rest."""
 
     seq: int
     group: Group
     gate: int
-    staged: Sequence[Staged]
+    buffers: Sequence[Buffer]
 
 
 class Collectives:
@@ -100,7 +103,7 @@ class Collectives:
         self.communicators = Communicators(engine.check_range)
         self._gpus, self._engine, self._completion, self._work = gpus, engine, completion, work
         self._gates, self._staging = Gates(), Staging()
-        self._given: dict[int, _Given] = {}  #: whose buffers and gate are in use, by call
+        self._given: list[_Given] = []  #: whose buffers and gate are in use; of a call that is tried again two
         self._changed = threading.Condition()
         self._coming: list[_Given] = []  #: whose gates are not reached
         self._stopped = False
@@ -123,33 +126,43 @@ class Collectives:
             return
         group = self.communicators.group(operations)
         handles = {stream: self._work.stream(stream) for stream in group.streams}
-        self._await_room(sum(max(reads, writes) for _, reads, writes in group.extents()))
-        staged: list[Staged] = []
+        staged = [Staged(*extent) for extent in group.extents()]
+        sizes = [size for one in staged for size in one.sizes]
+        self._await_room(sizes)
         gate = self._gates.take()
+        buffers: list[Buffer] = []
         try:
-            for operation, reads, writes in group.extents():
-                staged.append(Staged(operation, reads, writes, self._staging))
+            buffers += self._staging.take(sizes)
+            left = iter(buffers)
+            for one in staged:
+                one.use(left)
             for stream in handles:
                 self._engine.boundary(stream)
             self._enqueue(group, staged, gate, handles)
         except DeviceError as error:
-            self._gates.open(gate)  # it, and the buffers, are not used again: streams may have been given a part
+            self._gates.open(gate)
+            self._note(_Given(seq, group, gate, buffers), False)
             if error.result not in STICKY:
                 raise
             self._work.error.note(error.result, error.message)
             return
         group.post(staged)
-        for stream in handles:
-            self._completion.submitted(stream, seq)
+        self._note(_Given(seq, group, gate, buffers), True)
+
+    def _note(self, given: _Given, whole: bool) -> None:
+        """Have gate and buffers used again once the streams are past all that they were given of the group."""
+        for stream in given.group.streams:
+            self._completion.submitted(stream, given.seq)
         with self._changed:
-            self._given[seq] = given = _Given(seq, group, gate, staged)
-            self._coming.append(given)
-            self._changed.notify_all()
+            self._given.append(given)
+            if whole:
+                self._coming.append(given)
+                self._changed.notify_all()
 
     def unfinished(self, seq: int) -> str:
         """Name the group that call ``seq`` is, any thread; empty for another call."""
-        given = self._given.get(seq)
-        return str(given.group) if given is not None else ""
+        with self._changed:
+            return next((str(given.group) for given in self._given if given.seq == seq), "")
 
     def stop(self) -> None:
         """Let every stream go on, and end the threads."""
@@ -159,14 +172,14 @@ class Collectives:
             self._changed.notify_all()
         for thread in threads:
             thread.join(5)
-        for given in self._given.values():
+        for given in self._given:
             self._gates.open(given.gate)
 
     def close(self) -> None:
         """Give the host memory back; nothing uses it any more."""
         self._gpus.use()
         self._recycle(lambda seq: True)
-        self._staging.trim(0)
+        self._staging.close()
         self._gates.close()
 
     # -- giving ---------------------------------------------------------------------
@@ -202,28 +215,29 @@ class Collectives:
         finally:
             driver.cuEventDestroy(event)
 
-    def _await_room(self, size: int) -> None:
+    def _await_room(self, sizes: Sequence[int]) -> None:
         """Wait while much is given already; not for ever, since what completes it may be behind this in the journal."""
         self._recycle(self._engine.is_complete)
         since, before = time.monotonic(), len(self._given)
-        while self._given and (self._gates.full or self._staging.used + size > MOST_STAGED):
+        while self._given and (self._gates.full or self._staging.used + sum(sizes) > MOST_STAGED
+                               or not self._staging.fits(sizes)):
             time.sleep(POLL)
             self._recycle(self._engine.is_complete)
             if len(self._given) != before:
                 since, before = time.monotonic(), len(self._given)
             if not self._gates.full and time.monotonic() - since > PATIENCE:
                 return
+        if not self._given:
+            self._staging.trim(sizes)
 
     def _recycle(self, complete: Any) -> None:
-        for seq in [seq for seq in self._given if complete(seq)]:
+        for given in [given for given in self._given if complete(given.seq)]:
             with self._changed:
-                given = self._given.pop(seq)
+                self._given.remove(given)
                 if given in self._coming:  # after an error nothing comes
                     self._coming.remove(given)
             self._gates.give(given.gate)
-            for one in given.staged:
-                for buffer in one.buffers:
-                    self._staging.give(buffer)
+            self._staging.give(given.buffers)
         if not self._given:
             self._staging.trim()
 

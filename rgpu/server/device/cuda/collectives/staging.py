@@ -1,9 +1,14 @@
-"""Pinned host memory through which the data of collectives goes, kept for the next ones."""
+"""Pinned host memory through which the data of collectives goes, kept for the next ones.
+
+Buffers are parts of *chunks*, which are joined again when they are given back: what was used for large ones serves
+small ones afterwards, and a program whose sizes change holds no memory for each of them.
+"""
 
 from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,64 +17,143 @@ from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
 
-LEAST = 1 << 16  #: bytes of a buffer
-MOST_KEPT = 1 << 30  #: bytes of buffers that nothing uses
-WASTE = 2  #: how many times as large as asked for a buffer may be
+UNIT = 1 << 12  #: bytes: buffers begin and end at multiples of it in their chunk
+LEAST = 1 << 20  #: bytes of a chunk
+AHEAD = 64 << 20  #: bytes: a chunk doubles what there is, up to so much
+MOST_HELD = 1 << 30  #: bytes of all chunks, see :meth:`Staging.take`
+
+
+class _Chunk:
+    """Memory of the driver's. ``free``: [begin, end], ascending, none next to another one."""
+
+    def __init__(self, size: int) -> None:
+        """``size``: bytes. Raises :class:`rgpu.session.errors.DeviceError`."""
+        self.size, self.free = size, [(0, size)]
+        self.address = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
+
+    def take(self, size: int) -> int:
+        """Return where the first free part of ``size`` bytes begins, which is taken; -1: there is none."""
+        for at, (begin, end) in enumerate(self.free):
+            if end - begin >= size:
+                self.free[at:at + 1] = [(begin + size, end)] if end - begin > size else []
+                return begin
+        return -1
+
+    def give(self, begin: int, size: int) -> None:
+        """Have a part free again, together with what is free beside it."""
+        at, end = bisect.bisect(self.free, (begin, 0)), begin + size
+        last = at
+        if at and self.free[at - 1][1] == begin:
+            at, begin = at - 1, self.free[at - 1][0]
+        if last < len(self.free) and self.free[last][0] == end:
+            last, end = last + 1, self.free[last][1]
+        self.free[at:last] = [(begin, end)]
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``bytes``: all of it, u8."""
+    """``bytes``: all of it, u8; ``begin``: where it is in its chunk."""
 
     address: int
     bytes: np.ndarray[Any, Any]
+    chunk: _Chunk
+    begin: int
 
 
 class Staging:
     """Buffers of one device, of any of its GPUs; methods need a context current. Not locked.
 
-    Giving host memory back waits for the device, which may stand at a gate: only :meth:`trim` does it.
+    Giving host memory back waits for the device, which may stand at a gate: only :meth:`trim` and :meth:`close` do it.
     """
 
     def __init__(self) -> None:
-        self.used = 0  #: bytes of buffers that were taken
-        self._kept: list[Buffer] = []  #: the smallest first
-        self._kept_bytes = 0
+        self.used = self.held = 0  #: bytes of buffers that were taken; of all chunks
+        self._chunks: list[_Chunk] = []  #: the smallest first
 
-    def take(self, size: int) -> Buffer:
-        """Return a buffer of at least ``size`` bytes, not cleared. Raises :class:`rgpu.session.errors.DeviceError`."""
-        size = rounded(size)
-        at = bisect.bisect_left(self._kept, size, key=_size)
-        if at < len(self._kept) and _size(self._kept[at]) <= WASTE * size:
-            buffer = self._kept.pop(at)
-            self._kept_bytes -= _size(buffer)
-        else:
-            address = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
-            buffer = Buffer(address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
-        self.used += _size(buffer)
-        return buffer
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether buffers of so many bytes are there, or can be added with at most :data:`MOST_HELD` held."""
+        rest = 0
+        for size, chunk, begin in self._place(sizes):
+            if chunk is None:
+                rest += size
+            else:
+                chunk.give(begin, size)
+        return not rest or self.held + rest <= MOST_HELD
 
-    def give(self, buffer: Buffer) -> None:
-        """Keep a buffer for another use; the device is done with it."""
-        self.used -= _size(buffer)
-        self._kept_bytes += _size(buffer)
-        bisect.insort(self._kept, buffer, key=_size)
+    def take(self, sizes: Sequence[int]) -> list[Buffer]:
+        """Return buffers of at least so many bytes (one or more), not cleared; holds more than :data:`MOST_HELD` where
+        they do not fit. Raises :class:`rgpu.session.errors.DeviceError`; then none is taken.
+        """
+        places = self._place(sizes)
+        rest = sum(size for size, chunk, _ in places if chunk is None)
+        try:
+            added = self._grow(rest) if rest else None
+        except BaseException:
+            for size, chunk, begin in places:
+                if chunk is not None:
+                    chunk.give(begin, size)
+            raise
+        found = []
+        for size, chunk, begin in places:
+            if chunk is None:
+                assert added is not None
+                chunk, begin = added, added.take(size)
+            address = chunk.address + begin
+            data = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+            found.append(Buffer(address, data, chunk, begin))
+            self.used += size
+        return found
 
-    def trim(self, most: int = MOST_KEPT) -> None:
-        """Give back what is kept beyond so many bytes, the smallest first. No stream may stand at a gate."""
-        while self._kept_bytes > most:
-            buffer = self._kept.pop(0)
-            self._kept_bytes -= _size(buffer)
-            driver.cuMemFreeHost(buffer.address)
+    def give(self, buffers: Sequence[Buffer]) -> None:
+        """Keep buffers for another use; the device is done with them."""
+        for buffer in buffers:
+            self.used -= buffer.bytes.size
+            buffer.chunk.give(buffer.begin, buffer.bytes.size)
+
+    def trim(self, sizes: Sequence[int] = ()) -> None:
+        """Give chunks back, the smallest first, until :data:`MOST_HELD` holds and buffers of so many bytes fit: large
+        ones serve for small buffers as well.
+
+        No stream may stand at a gate, and no buffer be taken.
+        """
+        while self._chunks and (self.held > MOST_HELD or not self.fits(sizes)):
+            self._drop()
+
+    def close(self) -> None:
+        """Give back all."""
+        while self._chunks:
+            self._drop()
+
+    def _drop(self) -> None:
+        chunk = self._chunks.pop(0)
+        self.held -= chunk.size
+        driver.cuMemFreeHost(chunk.address)
+
+    def _place(self, sizes: Sequence[int]) -> list[tuple[int, _Chunk | None, int]]:
+        """Return for each its size in units, and where it was taken; None: nowhere. A large one is placed first."""
+        rounded = [-(-size // UNIT) * UNIT for size in sizes]
+        places: list[tuple[int, _Chunk | None, int]] = [(size, None, -1) for size in rounded]
+        for at in sorted(range(len(rounded)), key=rounded.__getitem__, reverse=True):
+            for chunk in self._chunks:
+                if (begin := chunk.take(rounded[at])) >= 0:
+                    places[at] = rounded[at], chunk, begin
+                    break
+        return places
+
+    def _grow(self, need: int) -> _Chunk:
+        """Add a chunk: a power of two, so that few are ever needed, but near the bound and beyond it hardly more than
+        is needed.
+        """
+        size = max(_power(need), LEAST, min(_power(self.held), AHEAD))
+        if self.held + size > MOST_HELD:
+            step = _power(need) // 8
+            size = need if self.held + need <= MOST_HELD else -(-need // step) * step
+        chunk = _Chunk(size)
+        self.held += size
+        bisect.insort(self._chunks, chunk, key=lambda one: one.size)
+        return chunk
 
 
-def _size(buffer: Buffer) -> int:
-    return int(buffer.bytes.size)
-
-
-def rounded(size: int) -> int:
-    """Round a size up, by a quarter at most, so that few sizes are in use."""
-    if size <= LEAST:
-        return LEAST
-    step = 1 << max((size - 1).bit_length() - 3, 0)
-    return (size + step - 1) // step * step
+def _power(size: int) -> int:
+    """Round up to a power of two."""
+    return 1 << max(size - 1, 0).bit_length()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -38,6 +40,22 @@ class SharingCalls:
             raise DeviceError("a session that is replayed by itself shares nothing", CUDA_ERROR_NOT_SUPPORTED)
         return self.sharing
 
+    @contextlib.contextmanager
+    def _opened(self, token: Any, kind: TokenKind) -> Iterator[tuple[Tie, list[tuple[int, int]]]]:
+        """Open what another session exported: its tie, which is closed after an error, and (descriptor, bytes) of each
+        piece, open inside only. Raises :class:`DeviceError`.
+        """
+        sharing = self._shared()
+        tie, pieces = sharing.open(bytes(token), kind)
+        try:
+            yield tie, pieces
+        except BaseException:
+            sharing.close(tie)
+            raise
+        finally:
+            for fd, _ in pieces:
+                os.close(fd)
+
     def memory_export(self, record: Record, args: Any) -> None:
         """Let other sessions map an allocation, and answer with the token that they have to show."""
         device, address, size = self._device, args.address, args.size
@@ -58,19 +76,11 @@ class SharingCalls:
 
     def memory_import(self, record: Record, args: Any) -> None:
         """Map what another session exported. Raises :class:`DeviceError`."""
-        sharing = self._shared()
-        tie, pieces = sharing.open(bytes(args.token), TokenKind.MEMORY)
-        try:
+        with self._opened(args.token, TokenKind.MEMORY) as (tie, pieces):
             if sum(size for _, size in pieces) != args.size:
                 raise DeviceError(f"{args.size:#x} bytes were asked for, {sum(size for _, size in pieces):#x} are "
                                   "shared", CUDA_ERROR_INVALID_VALUE)
             self._device.map_shared(args.address, pieces)
-        except BaseException:
-            sharing.close(tie)
-            raise
-        finally:
-            for fd, _ in pieces:
-                os.close(fd)
         self._imports[args.address] = tie
         self._answers.reply(record, "memory_import")
 
@@ -108,18 +118,10 @@ class SharingCalls:
 
     def event_import(self, record: Record, args: Any) -> None:
         """Know another session's event. Raises :class:`DeviceError`."""
-        sharing = self._shared()
         if args.event in self._events:
             raise DeviceError(f"event {args.event} exists", CUDA_ERROR_INVALID_HANDLE)
-        tie, pieces = sharing.open(bytes(args.token), TokenKind.EVENT)
-        try:
+        with self._opened(args.token, TokenKind.EVENT) as (tie, pieces):
             event = SharedEvent(pieces[0][0])
-        except BaseException:
-            sharing.close(tie)
-            raise
-        finally:
-            for fd, _ in pieces:
-                os.close(fd)
         tie.ended = partial(setattr, event, "over", True)
         if tie.is_over:
             event.over = True
