@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.semantics.test_ranks import expected, kill_worker, released, train
+from tests.support.collectives.trainings import expected, kill_worker, released, train
 from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool, Program, VerbError
 from tests.support.pools.sweep import sample

@@ -5,45 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.collectives.trainings import HOSTS, LONG, PROGRAMS, expected, kill_worker, released, train
 from tests.support.eventually import eventually
-from tests.support.pools.pool import LocalPool, Program, VerbError
-
-PROGRAMS = Path(__file__).parents[1] / "programs"
-LONG = 1 << 16  #: parameters whose gradients sessions of one node share
-HOSTS = ("node-a", "node-b", "node-c", "node-a")
-
-
-def expected(steps: int, ranks: int = len(HOSTS), count: int = 4096) -> str:
-    return subprocess.run([sys.executable, PROGRAMS / "ranks.py", "--expected", str(ranks), str(steps)],
-                          env={**os.environ, "COUNT": str(count)}, capture_output=True, text=True,
-                          check=True).stdout.split()[1]
-
-
-def released(pool: LocalPool, name: str) -> Path:
-    """The file that lets the training ``name`` do its last step."""
-    return pool.folder / f"{name}.released"
-
-
-def train(pool: LocalPool, name: str, steps: int, seconds: int, hosts: Sequence[str] = HOSTS,
-          options: Sequence[str] = ()) -> list[Program]:
-    programs = [pool.run(sys.executable, str(PROGRAMS / "ranks.py"), str(pool.folder / name), str(rank),
-                         str(len(hosts)), str(steps), str(seconds), str(released(pool, name)), name=f"{name}-{rank}",
-                         options=("--host", host, *options))
-                for rank, host in enumerate(hosts)]
-    programs[0].wait_lines(3)
-    return programs
-
-
-def kill_worker(pool: LocalPool, name: str) -> None:
-    os.kill(pool.wait_state(name, "running")["worker_pid"], signal.SIGKILL)
+from tests.support.pools.pool import LocalPool, VerbError
 
 
 def test_a_training_of_four_processes(tmp_path: Path) -> None:
