@@ -331,23 +331,19 @@ def test_a_wait_for_a_device_that_is_known_to_be_idle_asks_nobody(agent, program
     """It is told to the journal, once for each stream's last call; a replay waits for these where the program knew."""
     run = program(agent, PINNED + """
         context()
-        f, a, side = kernel(), alloc(64), stream()
+        f, a, side, last = kernel(), alloc(64), stream(), stream()
         ok(launch(f, a, 1, side))
         ok(launch(f, a, 1))
-        tell(1)
-        hear()
-        time.sleep(0.3)           # the watermark covers all
+        ok(launch(f, a, 1, last))
+        until(lambda: query(last) == 0)       # the watermark covers all
         for _ in range(3):
             ok(cu.cuCtxSynchronize())
         ok(launch(f, a, 1, side))
         """)
-    run.hear()
-    agent.wait_for("launch", 2)
-    run.tell()
     run.end()
-    first, second, third = agent.seqs("launch")
+    first, second, _, last = agent.seqs("launch")
     assert not agent.seqs("context_synchronize")
-    told = agent.observed_before(third)
+    told = agent.observed_before(last)
     assert {first, second} <= set(told) and len(set(told)) == len(told)
 
 
