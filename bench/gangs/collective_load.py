@@ -12,47 +12,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cuda.bindings import driver
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scenarios" / "programs"))
+from common import check  # noqa: E402
+from nccl_start import nccl, ok, unique_id  # noqa: E402
 
 FLOAT32, SUM = 7, 0
 RANK, RANKS, BYTES, TIMES = (int(text) for text in sys.argv[2:6])
 GATE = Path(sys.argv[6])
-nccl = ctypes.CDLL("libnccl.so.2")
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_byte * 128)]
-
-
-def check(result: tuple[Any, ...]) -> Any:
-    error, *values = result
-    if int(error):
-        raise SystemExit(f"{error!r}")
-    return values[0] if values else None
-
-
-def ok(result: int) -> None:
-    if result:
-        raise SystemExit(f"NCCL: {result}")
-
-
-def unique_id(path: Path) -> UniqueId:
-    unique = UniqueId()
-    if not RANK:
-        ok(nccl.ncclGetUniqueId(ctypes.byref(unique)))
-        path.with_suffix(".part").write_bytes(bytes(unique.internal))
-        path.with_suffix(".part").rename(path)
-    while not path.exists():
-        time.sleep(0.02)
-    return UniqueId.from_buffer_copy(path.read_bytes())
-
 
 check(driver.cuInit(0))
 check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))))
 comm = ctypes.c_void_p()
-ok(nccl.ncclCommInitRank(ctypes.byref(comm), RANKS, unique_id(Path(sys.argv[1])), RANK))
+ok(nccl.ncclCommInitRank(ctypes.byref(comm), RANKS, unique_id(Path(sys.argv[1]), RANK), RANK))
 stream = int(check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 send, receive = (ctypes.c_void_p(int(check(driver.cuMemAlloc(BYTES)))) for _ in range(2))
 check(driver.cuMemsetD32(int(send.value or 0), 0x3F800000 + RANK, BYTES // 4))

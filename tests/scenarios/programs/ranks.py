@@ -45,39 +45,17 @@ if sys.argv[1:2] == ["--expected"]:
 
 from common import check  # noqa: E402
 from cuda.bindings import driver  # noqa: E402
+from nccl_start import nccl, ok, unique_id  # noqa: E402
 
 RANK, RANKS, STEPS = (int(text) for text in sys.argv[2:5])
 SECONDS = float((sys.argv[5:6] or ["0"])[0])
 RELEASED = Path((sys.argv[6:7] or ["/"])[0])
-nccl = ctypes.CDLL("libnccl.so.2")
-nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = ctypes.c_char_p
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_byte * 128)]
-
-
-def ok(result: int) -> None:
-    if result:
-        raise SystemExit(f"NCCL: {nccl.ncclGetErrorString(result).decode()}: {nccl.ncclGetLastError(None).decode()}")
-
-
-def unique_id(path: Path) -> UniqueId:
-    unique = UniqueId()
-    if not RANK:
-        ok(nccl.ncclGetUniqueId(ctypes.byref(unique)))
-        path.with_suffix(".part").write_bytes(bytes(unique.internal))
-        path.with_suffix(".part").rename(path)
-    while not path.exists():
-        time.sleep(0.02)
-    return UniqueId.from_buffer_copy(path.read_bytes())
-
 
 check(driver.cuInit(0))
 context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))
 check(driver.cuCtxSetCurrent(context))
 comm = ctypes.c_void_p()
-ok(nccl.ncclCommInitRank(ctypes.byref(comm), RANKS, unique_id(Path(sys.argv[1])), RANK))
+ok(nccl.ncclCommInitRank(ctypes.byref(comm), RANKS, unique_id(Path(sys.argv[1]), RANK), RANK))
 stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
 memory = check(driver.cuMemAlloc(COUNT * 4))
 weights, total = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
