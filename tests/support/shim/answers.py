@@ -13,7 +13,10 @@ def answer(seq: int, payload: bytes = b"", reply: bytes = b"") -> bytes:
 
 
 def waiting(agent: FakeAgent, program: Any, spin: str, size: int = 8) -> Any:
-    """A program that waits for a copy of ``size`` bytes, and tells result and bytes."""
+    """A program that waits for a copy of ``size`` bytes, tells result and bytes, and asks once more, in vain.
+
+    It asks for another copy, not for the end of the device's work: the shim itself knows that after the first one.
+    """
     run = program(agent, f"""
         context()
         a = alloc(1 << 20)
@@ -21,7 +24,7 @@ def waiting(agent: FakeAgent, program: Any, spin: str, size: int = 8) -> Any:
         out = c.create_string_buffer({size})
         tell(cu.cuMemcpyDtoH_v2(out, U64(a), SIZE({size})))
         tell(out.raw.hex())
-        tell(cu.cuCtxSynchronize())
+        tell(cu.cuMemcpyDtoH_v2(out, U64(a), SIZE({size})))
         """, RGPU_SPIN_US=spin)
     run.hear()
     agent.silent = True

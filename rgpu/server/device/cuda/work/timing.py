@@ -2,7 +2,8 @@
 
 An event is recorded in front of the work and behind it, in its stream, so the span holds also what the GPU does between
 the two and the work itself: about a microsecond. Times are brought to the host's monotonic clock by a *base*: an
-event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it.
+event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it (the
+shortest of a few).
 ``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats,
 so a new base is made once the last is a second old.
 """
@@ -24,6 +25,8 @@ from rgpu.server.device.cuda.errors import check
 from rgpu.session.objects.spans import CALL, Span
 
 BASE_SECONDS = 1.0  #: of age at most
+BASE_WIDTH = 20_000  #: ns between the bounds of a base that is good enough
+BASE_EVENTS = 8  #: for one base at most
 POLL = 0.00005  #: seconds between two looks
 CUDA_ERROR_NOT_READY = 600
 
@@ -118,26 +121,51 @@ class Timings:
             self._thread.join(5)
 
     def _fresh_base(self) -> tuple[Any, int]:
-        now = time.monotonic_ns()
-        if self._base is None or now - self._base[1] > BASE_SECONDS * 1e9:
+        if self._base is None or time.monotonic_ns() - self._base[1] > BASE_SECONDS * 1e9:
             if self._stream is None:
                 self._stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING),
                                      "cuStreamCreate")
             event = check(driver.cuEventCreate(0), "cuEventCreate")
-            before = time.monotonic_ns()
-            check(driver.cuEventRecord(event, self._stream), "cuEventRecord")
-            check(driver.cuEventSynchronize(event), "cuEventSynchronize")
-            self._base = (event, self._placed(event, before, time.monotonic_ns()))
+            self._base = (event, self._placed(event, *self._bounds(event)))
         return self._base
 
-    def _placed(self, event: Any, before: int, after: int) -> int:
+    def _bounds(self, event: Any) -> tuple[int, int]:
+        """Record ``event`` now; (earliest, latest) ns at which the GPU can have reached it.
+
+        Each event lies between the moments in front of its record and behind the wait for it. A processor that others
+        use makes that wide, so more follow the first, each with its distance from it, until the bounds that all give
+        are ``BASE_WIDTH`` apart, ``BASE_EVENTS`` at most (Cristian, "Probabilistic clock synchronization", 1989).
+        """
+        earliest, latest = self._awaited(event)
+        for _ in range(BASE_EVENTS - 1):
+            if latest - earliest <= BASE_WIDTH:
+                break
+            other = self._event()
+            before, after = self._awaited(other)
+            error, apart = driver.cuEventElapsedTime(event, other)
+            self._events.append(other)
+            if error:
+                break
+            distance = round(apart * 1e6)
+            earliest, latest = max(earliest, before - distance), min(latest, after - distance)
+        return min(earliest, latest), latest
+
+    def _awaited(self, event: Any) -> tuple[int, int]:
+        before = time.monotonic_ns()
+        check(driver.cuEventRecord(event, self._stream), "cuEventRecord")
+        check(driver.cuEventSynchronize(event), "cuEventSynchronize")
+        return before, time.monotonic_ns()
+
+    def _placed(self, event: Any, earliest: int, latest: int) -> int:
         """When the GPU reached ``event``, ns: between the two, and there as far behind the base before it as the GPU
         says, for times of before and behind it to stay in the GPU's order.
         """
         if self._base is None:
-            return (before + after) // 2
+            return (earliest + latest) // 2
         error, apart = driver.cuEventElapsedTime(self._base[0], event)
-        return (before + after) // 2 if error else min(max(self._base[1] + round(apart * 1e6), before), after)
+        if error:
+            return (earliest + latest) // 2
+        return min(max(self._base[1] + round(apart * 1e6), earliest), latest)
 
     def _event(self) -> Any:
         try:
