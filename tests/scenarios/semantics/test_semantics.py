@@ -21,6 +21,8 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "streams": [("events-4", "move"), ("legacy-5", "kill"), ("events-8", "kill"), ("legacy-9", "move")],
     "hostfuncs": [("between-1", "move"), ("inside-1", "kill"), ("between-2", "kill"), ("inside-2", "kill")],
     "pinned": [("busy-10", "move"), ("idle-15", "kill"), ("busy-20", "kill"), ("idle-25", "checkpoint")],
+    "downloads": [("busy-3", "move"), ("idle-9", "kill"), ("busy-11", "kill"), ("busy-19", "copy"),
+                  ("idle-25", "checkpoint"), ("busy-27", "replay"), ("busy-35", "kill"), ("busy-43", "kill")],
     "modules": [("7", "move"), ("12", "kill"), ("17", "checkpoint")],
     "graphs": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
     "textures": [("1", "move"), ("2", "kill"), ("3", "checkpoint"), ("4", "move"), ("5", "kill")],

@@ -245,7 +245,10 @@ CUresult order_behind_last(GraphExec& exec, const StreamRef& stream) {
   wire::StreamWaitEvent wait{};
   wait.stream = stream.number;
   wait.event = exec.event;
-  return submit_work(stream, wait);
+  std::uint64_t seq = 0;
+  if (CUresult r = submit_work(stream, wait, &seq); r) return r;
+  if (host_memory_in_use()) waits_for(stream.number, seq, exec.last_stream, exec.last_record);
+  return CUDA_SUCCESS;
 }
 
 CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
@@ -278,7 +281,7 @@ CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
   record.event = exec.event;
   record.stream = stream.number;
   exec.last_stream = stream.number;
-  return submit_work(stream, record);
+  return submit_work(stream, record, &exec.last_record);
 }
 
 // Launching into a capturing stream captures the graph as an embedded one.

@@ -49,6 +49,7 @@ struct GraphExec : Object {
   bool unsure = true;                // pointers of its nodes have not been looked up
   std::uint64_t event = 0;           // recorded behind each launch that has several steps
   std::uint64_t last_stream = ~0ull; // of the last such launch
+  std::uint64_t last_record = 0;     // call that recorded the event behind it
 };
 
 // Where a copy within device memory begins, and how far its rows and planes are apart, in bytes (graph_lower.cpp).

@@ -130,7 +130,7 @@ void finish_waiter(Waiter* waiter) {
     return;
   }
   waiter->done.store(1, std::memory_order_release);
-  waiter->done.notify_one();
+  waiter->done.notify_all();  // several threads may wait for a download
 }
 
 void fail_waiters(Session& s, CUresult result) {
@@ -204,7 +204,7 @@ CUresult observed(std::uint64_t seq) {
 }
 
 void after_observation() {
-  bring_back_mirrors();
+  bring_back_host_memory();
   free_deferred();
 }
 

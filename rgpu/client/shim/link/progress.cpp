@@ -27,7 +27,7 @@ struct Progress {
   std::mutex lock;
   std::uint64_t all_done = 0;  // every call <= this is complete
   std::unordered_map<std::uint64_t, Mark> streams;
-  std::vector<Behind> behind;  // kept only while kernels use mapped host memory (mirrors_in_use)
+  std::vector<Behind> behind;  // kept only while host_memory_in_use()
 };
 
 bool is_legacy(std::uint64_t stream) { return stream < wire::kFirstHandle; }
@@ -87,7 +87,7 @@ void given(std::uint64_t stream, std::uint64_t seq, int device, bool blocking) {
   mark.device = device;
   mark.blocking = blocking;
   mark.given = std::max(mark.given, seq);
-  if (!blocking || !mirrors_in_use()) return;
+  if (!blocking || !host_memory_in_use()) return;
   // Work of the legacy stream begins behind that of the blocking ones, and theirs behind its.
   for (auto& [other, its] : p.streams)
     if (its.device == device && its.blocking && (is_legacy(stream) || is_legacy(other)))

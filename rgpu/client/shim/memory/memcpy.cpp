@@ -1,8 +1,8 @@
 // The cuMemcpy family: linear memory and rows, in any direction.
 //
 // Every form becomes one `Copy`; each end is judged by what its address points
-// into (UVA). Pageable sources are read at the call (SEMANTICS 6), copies to
-// the host are awaited. The 2D and 3D forms: arrays/copy_boxes.cpp.
+// into (UVA). Sources are read at the call, copies to pageable memory are awaited
+// (SEMANTICS 6), those to pinned memory are not (downloads.cpp). The 2D and 3D forms: arrays/copy_boxes.cpp.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -10,6 +10,7 @@
 #include "capturing.hpp"
 #include "copying.hpp"
 #include "copy_pool.hpp"
+#include "downloads.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -178,11 +179,19 @@ CUresult to_device(const Copy& c, const StreamRef& stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult to_host(const Copy& c, const StreamRef& stream) {
+CUresult to_host(const Copy& c, const StreamRef& stream, bool blocking) {
   std::uint64_t received = 0;
   if (CUresult r = finish_writers_of_destination(c.destination.address); r) return r;
+  finish_downloads_into(c.destination.address, c.destination.pitch * (c.height - 1) + c.width);
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
+    if (!blocking && total <= download_piece() && may_download_later(c.destination.address, total)) {
+      wire::MemcpyD2h call{};
+      call.source = c.source.address;
+      call.size = total;
+      call.stream = stream.number;
+      return download_later(stream, call, bytes(c.destination.address));
+    }
     for (std::uint64_t done = 0, size = 0; done < total; done += size) {
       wire::MemcpyD2h call{};
       call.source = c.source.address + done;
@@ -259,6 +268,8 @@ CUresult on_device(const Copy& c, const StreamRef& stream) {
 // In stream order, by this thread: when the stream is there.
 CUresult on_host(const Copy& c, const StreamRef& stream) {
   if (CUresult r = await_stream(stream); r) return r;
+  for (const CopyEnd* end : {&c.source, &c.destination})
+    finish_downloads_into(end->address, end->pitch * (c.height - 1) + c.width);
   for (std::uint64_t i = 0; i < c.height; ++i)
     std::memmove(bytes(c.destination.address + i * c.destination.pitch), bytes(c.source.address + i * c.source.pitch), c.width);
   return CUDA_SUCCESS;
@@ -324,7 +335,7 @@ CUresult copy_resolved(const Copy& c, const StreamRef& stream, bool blocking) {
   }
   if (!c.destination.host) return on_device(c, stream);
   const profile::CopyingHost end(is_pinned(c.destination.address));
-  return to_host(c, stream);
+  return to_host(c, stream, blocking);
 }
 
 }  // namespace
@@ -381,7 +392,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t
 CUresult cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
   RGPU_PROFILED(278, "cuMemcpyDtoH_v2", dstHost, srcDevice, ByteCount);
   if (CUresult r = unsafe_call(); r) return api_.leave(r);
-  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr));
+  return api_.leave(linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr, true));
 }
 CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
   RGPU_PROFILED(279, "cuMemcpyDtoHAsync_v2", dstHost, srcDevice, ByteCount, hStream);
@@ -390,7 +401,7 @@ CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteC
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
   RGPU_PROFILED(280, "cuMemcpyDtoD_v2", dstDevice, srcDevice, ByteCount);
-  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr));
+  return api_.leave(linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr, true));
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
   RGPU_PROFILED(281, "cuMemcpyDtoDAsync_v2", dstDevice, srcDevice, ByteCount, hStream);

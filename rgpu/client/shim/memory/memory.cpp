@@ -308,7 +308,7 @@ CUresult free_device(std::uint64_t address) {
     }
   }
   if (done) {  // a driver would have waited: what kernels wrote into mapped memory is there
-    bring_back_mirrors();
+    bring_back_host_memory();
     return CUDA_SUCCESS;
   }
   wire::MemoryFreeWait call{};

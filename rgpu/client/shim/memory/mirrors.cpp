@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 
+#include "downloads.hpp"
 #include "pinned.hpp"
 #include "session.hpp"
 
@@ -247,6 +248,8 @@ void bring_back(const std::vector<std::shared_ptr<Pinned>>& ranges) {
   for (Reading& reading : readings) reading.take();
 }
 
+bool mirrors_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
+
 std::vector<std::shared_ptr<Pinned>> all_ranges() {
   Pins& p = pins();
   std::shared_lock guard(p.lock);
@@ -286,9 +289,10 @@ CUresult finish_writers(const std::shared_ptr<Pinned>& range) {
 
 }  // namespace
 
-bool mirrors_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
+bool host_memory_in_use() { return mirrors_in_use() || downloads_open(); }
 
-void bring_back_mirrors() {
+void bring_back_host_memory() {
+  finish_downloads();
   if (mirrors_in_use()) bring_back(all_ranges());
 }
 
@@ -302,6 +306,7 @@ void mirrors_lose_stream(const Stream& stream) {
 CUresult finish_writers_of_source(std::uint64_t address, std::uint64_t) {
   wait_host_functions();
   auto range = range_of(address);
+  if (range) finish_downloads_into(range->address, range->size);
   return range && range->mirror ? finish_writers(range) : CUDA_SUCCESS;
 }
 
@@ -319,8 +324,10 @@ MirrorUse::MirrorUse(const StreamRef& stream, const std::vector<std::uint64_t>& 
 CUresult MirrorUse::upload() {
   if (used_.empty()) return CUDA_SUCCESS;
   wait_for_space(session(), false);  // here, where no range is locked
-  for (Used& used : used_)
+  for (Used& used : used_) {
+    finish_downloads_into(used.range->address, used.range->size);
     if (CUresult r = finish_lost(*used.range); r) return r;
+  }
   ReservedSpace space;
   for (Used& used : used_) {
     Pinned& range = *used.range;

@@ -5,6 +5,7 @@
 // (cuMemHostRegister) lies where the program has it, which a worker may have
 // taken: its mirror is in the pinned range, at the address that
 // cuMemHostGetDevicePointer gives, and is made when that is first asked for.
+#include "downloads.hpp"
 #include "pinned.hpp"
 #include "profile.hpp"
 
@@ -135,6 +136,7 @@ CUresult drop(const std::shared_ptr<Pinned>& range) {
     p.ranges.erase(range->address);
     return CUDA_SUCCESS;
   }
+  finish_downloads_into(range->address, range->size);
   wait_for_space(session(), false);  // here, where the range is not locked
   ReservedSpace space;
   std::lock_guard mine(range->lock);  // whoever is reading its mirror into it comes to an end
@@ -185,7 +187,7 @@ bool any_pinned() { return pins().mirrors.load(std::memory_order_relaxed) != 0; 
 void release_pinned(Context& context) {
   Pins& p = pins();
   std::vector<std::shared_ptr<Pinned>> mine;
-  bring_back_mirrors();  // registered memory stays the program's, with what kernels wrote into it
+  bring_back_host_memory();  // registered memory stays the program's, with what kernels wrote into it
   {
     std::shared_lock guard(p.lock);
     for (auto& [address, range] : p.ranges)
@@ -228,7 +230,7 @@ CUresult cuMemFreeHost(void* p) {
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (CUresult r = wait_for_device_number(kEveryDevice); r) return api_.leave(r);
-  bring_back_mirrors();  // of other ranges: a driver would have waited
+  bring_back_host_memory();  // of other ranges: a driver would have waited
   return api_.leave(drop(range));
 }
 
@@ -272,7 +274,7 @@ CUresult cuMemHostUnregister(void* p) {
   if (range->mirror) {
     if (CUresult r = unsafe_call(); r) return r;
     if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
-    bring_back_mirrors();  // of this range, too: the program keeps its memory
+    bring_back_host_memory();  // of this range, too: the program keeps its memory
   }
   return drop(range);
 }

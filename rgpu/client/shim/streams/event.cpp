@@ -1,5 +1,6 @@
 // Events: recording, queries from the watermark, waits, elapsed time.
 #include "capturing.hpp"
+#include "downloads.hpp"
 #include "ipc.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -31,7 +32,7 @@ bool finished(Event& event) {
     if (!seen && !complete_on(event.stream, record)) return false;
   }
   if (seen)
-    bring_back_mirrors();  // of a launch that another thread was about to note when the record was seen
+    bring_back_host_memory();  // of a launch that another thread was about to note when the record was seen
   else
     tell(event, record);
   return true;
@@ -165,7 +166,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   if (CUresult r = event_asked(*event); r) return api_.leave(r);
   if (event->imported) return api_.leave(query_imported(*event));
-  if (finished(*event)) return api_.leave(require());
+  if (!downloads_on_their_way() && finished(*event)) return api_.leave(require());
   flush();
   return api_.leave(CUDA_ERROR_NOT_READY);
 }

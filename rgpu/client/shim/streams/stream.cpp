@@ -3,6 +3,7 @@
 
 #include "capturing.hpp"
 #include "device.hpp"
+#include "downloads.hpp"
 #include "ipc.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
@@ -50,11 +51,11 @@ bool finished(const std::vector<StreamMark>& marks) {
   bool news = false;
   for (const StreamMark& mark : marks) {
     if (seen_of(mark).load() >= mark.seq) continue;
-    observed(mark.seq);
+    if (!is_download(mark.seq)) observed(mark.seq);
     news = true;
   }
   if (!news) {
-    bring_back_mirrors();  // of a launch that another thread was about to note when its end was seen
+    bring_back_host_memory();  // of a launch that another thread was about to note when its end was seen
     return true;
   }
   after_observation();
@@ -162,6 +163,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   if (const int device = session_device(stream->context->device); device >= 0 && stream->seen < stream->last)
     destroyed_untold[device].store(true);
+  finish_downloads_of(stream->number);
   stream_gone(*stream);
   mirrors_lose_stream(*stream);
   managed_lose_stream(*stream);
@@ -182,6 +184,12 @@ CUresult cuStreamSynchronize(CUstream hStream) {
     return api_.leave(require());
   }
   const auto marks = covered(stream);  // what was given before the wait
+  CUresult copied = CUDA_SUCCESS;
+  if (await_download(stream.number, marks, copied)) {
+    if (!copied) finished(marks);
+    print_device_text();
+    return api_.leave(copied ? copied : require());
+  }
   wire::StreamSynchronize call{};
   call.stream = stream.number;
   Answer answer;
@@ -206,7 +214,7 @@ CUresult cuStreamQuery(CUstream hStream) {
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
   if (CUresult r = stream_asked(stream); r) return api_.leave(r);
-  if (finished(stream)) return api_.leave(require());
+  if (!downloads_on_their_way() && finished(stream)) return api_.leave(require());
   flush();
   return api_.leave(CUDA_ERROR_NOT_READY);
 }
@@ -233,7 +241,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   std::uint64_t seq = 0;
   if (CUresult r = section.publish(call, &seq); r) return api_.leave(r);
   note_work(stream, seq);
-  if (!mirrors_in_use()) return api_.leave(CUDA_SUCCESS);
+  if (!host_memory_in_use()) return api_.leave(CUDA_SUCCESS);
   std::lock_guard guard(event->lock);
   waits_for(stream.number, seq, event->stream, event->record);
   return api_.leave(CUDA_SUCCESS);

@@ -21,7 +21,7 @@ FUNCTIONS = (
     function(
         "cuMemcpy2DAsync_v2", "const CUDA_MEMCPY2D *pCopy, CUstream hStream", "cuMemcpy2DAsync 3020 ptsz 7000", SYNC,
         "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
-        "host and device memory and arrays; awaited when the destination is on the host",
+        "host and device memory and arrays; awaited when the destination is on the host and not pinned",
     ),
     function(
         "cuMemcpy2DUnaligned", "const CUDA_MEMCPY2D *pCopy", "cuMemcpy2DUnaligned 2000",
@@ -48,7 +48,7 @@ FUNCTIONS = (
     function(
         "cuMemcpy3DAsync_v2", "const CUDA_MEMCPY3D *pCopy, CUstream hStream", "cuMemcpy3DAsync 3020 ptsz 7000", SYNC,
         "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
-        "host and device memory and arrays; awaited when the destination is on the host",
+        "host and device memory and arrays; awaited when the destination is on the host and not pinned",
     ),
     function(
         "cuMemcpy3DBatchAsync",
@@ -69,7 +69,7 @@ FUNCTIONS = (
         "cuMemcpy3DPeerAsync", "const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream",
         "cuMemcpy3DPeerAsync 4000 ptsz 7000",
         SYNC, "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
-        "host and device memory and arrays; awaited when the destination is on the host",
+        "host and device memory and arrays; awaited when the destination is on the host and not pinned",
     ),
     function(
         "cuMemcpy3D_v2", "const CUDA_MEMCPY3D *pCopy", "cuMemcpy3D 3020 ptds 7000", SYNC,
@@ -79,7 +79,7 @@ FUNCTIONS = (
     function(
         "cuMemcpyAsync", "CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream",
         "cuMemcpyAsync 4000 ptsz 7000", SYNC, "memcpy_h2d memcpy_d2h memcpy_d2d completed",
-        "kind from the addresses; awaited when the destination is on the host",
+        "kind from the addresses; awaited when the destination is on the host and not pinned",
     ),
     function(
         "cuMemcpyAtoA",
@@ -163,7 +163,7 @@ FUNCTIONS = (
     function(
         "cuMemcpyDtoHAsync_v2", "void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream",
         "cuMemcpyDtoHAsync 3020 ptsz 7000", SYNC, "memcpy_d2h completed",
-        "awaited; a pinned destination is filled before any completion that covers it",
+        "awaited; a pinned destination is not, and is filled before any completion that covers it",
     ),
     function(
         "cuMemcpyDtoH_v2", "void *dstHost, CUdeviceptr srcDevice, size_t ByteCount", "cuMemcpyDtoH 3020 ptds 7000",

@@ -414,6 +414,7 @@ def test_a_fault_is_told_by_a_wait_for_an_idle_device(agent, program):
         tell(cu.cuCtxSynchronize())
         """)
     run.hear()
+    agent.wait_for("stream_create")  # its watermark has left: the next one tells of the fault
     agent.error = 700
     run.tell()
     run.hear()

@@ -142,11 +142,9 @@ void Engine::mark_stream(Stream &stream) {
     stream.markers.emplace_back(stream.tick, nullptr);  // nothing will tell any more: it counts as reached
 }
 
-bool Engine::collect() {
-    use();
-    take_rests();
+// Asks each stream once how far it is.
+bool Engine::look_at_streams() {
     bool moved = false;
-    const size_t before = pending_;
     for (size_t i = 0; i < active_.size();) {
         Stream &stream = *active_[i];
         if (stream.markers.empty() && stream.marked != stream.tick) mark_stream(stream);
@@ -169,6 +167,16 @@ bool Engine::collect() {
             ++i;
         }
     }
+    return moved;
+}
+
+bool Engine::collect() {
+    use();
+    take_rests();
+    const size_t before = pending_;
+    bool moved = look_at_streams();
+    // What a stream was found to have done may come behind what another did since it was asked, which is told with it.
+    if (moved && awaiting_ && !active_.empty()) look_at_streams();
     tally();
     for (size_t i = 0; i < event_waits_.size();) {
         if (unfinished(event_waits_[i])) {

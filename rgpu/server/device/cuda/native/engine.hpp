@@ -331,6 +331,7 @@ class Engine {
     void boundary(Stream &stream);
     void tally();
     void take_rests();
+    bool look_at_streams();
     bool collect();
     void reach(Stream &stream, uint64_t tick, CUresult result);
     void act(Action &action, CUresult result);
