@@ -101,7 +101,7 @@ class Coordinator:
         self.agent_silent, self.gather = self.silence.told, self.rendezvous.gather
         self.shares = self.owner_loss.shares
         self.checkpoint, self.restore = self.checkpoints.write, self.restoring.restore
-        self.end, self.cordon = self.endings.end, self.hosts.set_state
+        self.end, self.program_ended, self.cordon = self.endings.end, self.endings.program_ended, self.hosts.set_state
         self.resume_unfinished, self.prune = self.resuming.resume_unfinished, self.housekeeping.prune
 
     async def run(self) -> None:

@@ -22,11 +22,11 @@ class Endings:
         self.locks, self.queue, self.moves = locks, queue, moves
 
     async def end(self, name: str, reason: str = "its program ended", created: float = 0.0,
-                  exit_code: int | None = None) -> SessionRecord | None:
+                  exit_code: int | None = None, over: tuple[str, ...] = ("ended",)) -> SessionRecord | None:
         """End a session and give its memory back; one that ended is no error, one that waits for a place waits no more.
 
         ``created``: only the one made then, if the name is not another's by now. ``exit_code``: its program's, where
-        that is known. Raises :class:`NotFound`.
+        that is known. ``over``: states that stay as they are. Raises :class:`NotFound`.
         """
         if created and (now := (await self.records.held(name)).record).created != created:
             return now
@@ -37,7 +37,15 @@ class Endings:
             if left and held is None:
                 return None
             held = await self.records.held(name)
-            return held.record if held.record.state == "ended" else (await self._end(name, reason, exit_code)).record
+            return held.record if held.record.state in over else (await self._end(name, reason, exit_code)).record
+
+    async def program_ended(self, name: str, reason: str, created: float = 0.0,
+                            exit_code: int | None = None) -> SessionRecord | None:
+        """End a session whose program is over, as :meth:`end`.
+
+        One that has failed stays so until it is killed, with its reason: its program ends because of that.
+        """
+        return await self.end(name, reason, created, exit_code, over=("ended", "failed"))
 
     async def end_epoch(self, name: str, epoch: int, reason: str) -> None:
         """End a session if it is at that epoch still; the caller holds its lock."""

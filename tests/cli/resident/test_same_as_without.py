@@ -160,13 +160,13 @@ def test_who_stops_waiting_starts_nothing_and_leaves_nothing(user: ResidentUser,
 
 def test_several_at_once_have_an_agent_each(user: ResidentUser) -> None:
     (resident,) = user.residents()
-    before = agents(resident)
+    before = set(agents(resident))  # one of a run before may be ending
     several = [user.start("--name", f"side-{number}", "--", "sh", "-c", f"echo up; read word; exit {number}")
                for number in range(4)]
     for process in several:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
-    assert len(agents(resident)) == len(before) + 4
+    assert len(set(agents(resident)) - before) == 4
     for process in reversed(several):
         process.communicate("go\n", timeout=20)
     assert [process.returncode for process in several] == [0, 1, 2, 3]
-    eventually(lambda: agents(resident) == before)
+    eventually(lambda: set(agents(resident)) <= before)

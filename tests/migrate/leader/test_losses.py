@@ -96,6 +96,10 @@ def test_without_a_journal_there_is_no_way_back(tmp_path: Path) -> None:
         await w.coordinator.worker_died("s", "a", epoch=1)
         record = await w.pool.record("s")
         assert record.state == "failed" and "--recover off" in record.reason
+        ended = await w.coordinator.program_ended("s", "the program ended", exit_code=1)
+        assert ended == record == await w.pool.record("s"), "its program ends because it failed: that reason stays"
+        await w.coordinator.end("s", "killed by its user")
+        assert (await w.pool.record("s")).state == "ended"
 
     run(tmp_path, test)
 

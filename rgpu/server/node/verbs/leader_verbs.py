@@ -6,7 +6,7 @@ Any node passes it on to the leader (:class:`LeaderRequests`); the leader does i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rgpu.link import versions
@@ -70,7 +70,7 @@ class LeaderVerbs:
         self._gate = gate
         self._words, self._checkpoints, self._background = words, checkpoints, background
         self.table: dict[str, LeaderVerb] = {
-            "session.create": self._create, "session.end": self._end, "session.kill": self._end,
+            "session.create": self._create, "session.end": self._program_ended, "session.kill": self._kill,
             "session.withdraw": self._withdraw, "session.keep": self._keep,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
@@ -111,13 +111,19 @@ class LeaderVerbs:
                            "reason": found.reason},
                 "versions": versions.ours(), "endpoints": await self._attachments.endpoints()}
 
-    async def _end(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+    async def _program_ended(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+        return await self._end(args, self._coordinator.program_ended)
+
+    async def _kill(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+        return await self._end(args, self._coordinator.end)
+
+    async def _end(self, args: dict[str, Any], end: Callable[..., Awaitable[Any]]) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         code = args.get("exit_code")
         if await self._ends_gang(str(args["session"]), reason):
             return {"session": args["session"], "reason": reason}
-        await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0),
-                                    code if type(code) is int and abs(code) < 2**31 else None)
+        await end(str(args["session"]), reason, float(args.get("created") or 0.0),
+                  code if type(code) is int and abs(code) < 2**31 else None)
         self._words.keep(str(args["session"]), args.get("statistics"))
         return {"session": args["session"], "reason": reason}
 
