@@ -4,6 +4,7 @@
     python bench/remote/paired.py                                 GPT-2, CNN and launches, native and loopback
     python bench/remote/paired.py --only gpt2 --rows GPT-2 --sides loopback,shared,rtt-1 --rounds 20
     python bench/remote/paired.py --sides loopback,loopback:RGPU_SPIN_US=0
+    python bench/remote/paired.py --sides loopback,unboxed        what a worker's box costs
 
 A workload runs on all sides at once, and each waits for its turn: a round is one sample of each side, beginning with
 another one each time, a second or two in all. A round's ratios compare what lies next to each other; printed are their
@@ -32,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.remote.remote import CONDITIONS, side  # noqa: E402
 from bench.support.player import Player, PlayerLost  # noqa: E402
-from bench.support.pool import BenchPool  # noqa: E402
+from bench.support.pool import UNBOXED, BenchPool  # noqa: E402
 from bench.support.workload import Side  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 
@@ -147,7 +148,8 @@ def main() -> int:
     path = options.output / f"{time.strftime('%Y-%m-%d')}-paired.json"
     about = {**environment(), "command": " ".join(["python", "bench/remote/paired.py", *sys.argv[1:]]),
              "cpus": os.cpu_count()}
-    with BenchPool(Path(tempfile.mkdtemp(prefix="rgpu-paired-")), options.device, sorted(trips)) as pool:
+    unboxed = any(condition_of(name)[0] == UNBOXED for name in options.sides)
+    with BenchPool(Path(tempfile.mkdtemp(prefix="rgpu-paired-")), options.device, sorted(trips), unboxed) as pool:
         try:
             for workload in options.workloads:
                 if time.monotonic() > paired.deadline:

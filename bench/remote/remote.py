@@ -26,13 +26,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.support.pool import BenchPool, host_of  # noqa: E402
+from bench.support.pool import UNBOXED, BenchPool, host_of  # noqa: E402
 from bench.support.tables import Table  # noqa: E402
 from bench.support.workload import Outcome, Runner, Side  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 
 WORKLOADS = ("launches", "cnn", "gpt2", "gemm", "copies", "first_call")
-CONDITIONS = ("loopback", "recover-off", "shared", "shared-recover", "rtt-0.2", "rtt-1", "rtt-10")
+CONDITIONS = ("loopback", "recover-off", "shared", "shared-recover", "rtt-0.2", "rtt-1", "rtt-10", UNBOXED)
 #: Behind a slow link only what the link can change: a copy's rate over 10 ms says nothing new.
 DELAYED = ("launches", "cnn", "gpt2")
 SHARED = ("shared", "shared-recover")
@@ -43,7 +43,8 @@ def side(condition: str, pool: BenchPool, memory: str, extra: tuple[str, ...]) -
     trip = float(condition[4:]) if condition.startswith("rtt-") else 0.0
     recover = "off" if condition in ("recover-off", "shared") else "on"
     same_host = "auto" if condition in SHARED else "off"
-    return Side(condition, pool, ("--host", host_of(trip), "--recover", recover, "--same-host", same_host,
+    host = UNBOXED if condition == UNBOXED else host_of(trip)
+    return Side(condition, pool, ("--host", host, "--recover", recover, "--same-host", same_host,
                                   "--memory", memory, *extra))
 
 
@@ -124,7 +125,7 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.conditions = (options.conditions.split(",") if options.conditions else
-                          ["loopback", "shared"] if options.quick else list(CONDITIONS))
+                          ["loopback", "shared"] if options.quick else list(CONDITIONS[:-1]))
     options.workloads = [w for w in WORKLOADS
                          if (not options.only or any(fnmatch.fnmatch(w, p) for p in options.only))
                          and not any(fnmatch.fnmatch(w, p) for p in options.skip)]

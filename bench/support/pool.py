@@ -14,6 +14,7 @@ from tests.support.pools.pool import ROOT, LocalPool, VerbError
 from tests.support.pools.proxy import free_port
 
 DIRECT = "direct"
+UNBOXED = "unboxed"  #: the node whose workers have no box
 
 
 def host_of(round_trip_ms: float) -> str:
@@ -24,8 +25,10 @@ def host_of(round_trip_ms: float) -> str:
 class BenchPool(LocalPool):
     """All nodes share one device; only one is used at a time."""
 
-    def __init__(self, folder: Path, device: str, round_trips_ms: Sequence[float] = ()) -> None:
-        super().__init__(folder, 1 + len(round_trips_ms), 10.0, device)
+    def __init__(self, folder: Path, device: str, round_trips_ms: Sequence[float] = (), unboxed: bool = False) -> None:
+        """``unboxed``: a further node, whose workers have no box."""
+        super().__init__(folder, 1 + len(round_trips_ms) + unboxed, 10.0, device)
+        self._unboxed = unboxed
         self.environment["RGPU_RESIDENT"] = "off"  # `rgpu run` is its own agent, which is looked at by its number
         self._round_trips = list(round_trips_ms)
         self._proxies: list[DelayProxy] = []
@@ -35,6 +38,8 @@ class BenchPool(LocalPool):
     def __enter__(self) -> BenchPool:
         self.rgpu("keys", "init")
         self._start(DIRECT)
+        if self._unboxed:
+            self._start(UNBOXED, "--box", "none")
         try:
             binary = build(self.folder) if self._round_trips else None
             for milliseconds in self._round_trips:
