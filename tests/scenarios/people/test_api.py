@@ -50,7 +50,7 @@ def example(local: LocalPool, folder: Path, number: int, *prefix: str, steps: in
 
 @pytest.mark.timeout(240)
 def test_the_first_example(local: LocalPool, tmp_path: Path) -> None:
-    lines = example(local, tmp_path, 0)
+    lines = example(local, tmp_path, 0, steps=8000)  # it must last until it was moved, on a loaded machine too
     told = "\n".join(line for line in lines if not re.match(r"step|digest", line))
     assert re.search(r"^api-first runs as process \d+$", told, re.M)
     assert re.search(r"^running on node-[ab] {'team': 'vision'}$", told, re.M)
