@@ -28,17 +28,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from bench.people.run_start import COPIED  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 from tests.support.pools.pool import LocalPool  # noqa: E402
 
-PROGRAM = """
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-context, there = ctypes.c_void_p(), ctypes.c_uint64()
-data, back = ctypes.create_string_buffer(bytes(range(64)), 64), ctypes.create_string_buffer(64)
-codes = [cuda.cuInit(0), cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0), cuda.cuMemAlloc_v2(ctypes.byref(there), 64),
-         cuda.cuMemcpyHtoD_v2(there, data, 64), cuda.cuMemcpyDtoH_v2(back, there, 64)]
-print("right" if not any(codes) and back.raw == data.raw else f"wrong {codes}", flush=True)
+PROGRAM = COPIED + """
+print("right" if right else f"wrong {codes}", flush=True)
 sys.stdin.readline()
 """
 SETTLE = 30.0  #: seconds in which what was ended may go

@@ -25,15 +25,16 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support.pools.pool import LocalPool  # noqa: E402
 
-COPIES = """
+COPIED = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 context, there = ctypes.c_void_p(), ctypes.c_uint64()
 data, back = ctypes.create_string_buffer(bytes(range(64)), 64), ctypes.create_string_buffer(64)
 codes = [cuda.cuInit(0), cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0), cuda.cuMemAlloc_v2(ctypes.byref(there), 64),
          cuda.cuMemcpyHtoD_v2(there, data, 64), cuda.cuMemcpyDtoH_v2(back, there, 64)]
-sys.exit(any(codes) or back.raw != data.raw)
+right = not any(codes) and back.raw == data.raw
 """
+COPIES = COPIED + "sys.exit(not right)\n"
 #: Writes what a process used into a file when it ends: an agent of a resident is waited for by nobody.
 COUNTS = """
 import atexit, os, time

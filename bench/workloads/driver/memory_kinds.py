@@ -7,7 +7,8 @@ import ctypes
 
 import numpy as np
 from common import QUICK, chosen, measured, micro
-from cuda.bindings import driver, nvrtc
+from cuda.bindings import driver
+from loading import check, kernels
 
 PTR, U64, UINT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
 SOURCE = b"""
@@ -23,13 +24,6 @@ SIDE = 1024  #: texels of the picture, each way
 MANAGED = 4 << 20  #: words
 
 
-def check(result):
-    error, *values = result
-    if int(error):
-        raise SystemExit(f"{error!r}")
-    return values[0] if len(values) == 1 else tuple(values)
-
-
 def launch(function, grid, block, values, types):
     check(driver.cuLaunchKernel(function, *grid, 1, block, 1, 1, 0, 0, (values, types), 0))
 
@@ -42,14 +36,7 @@ def milli(seconds: float) -> float:
     return seconds * 1e3
 
 
-check(driver.cuInit(0))
-check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))))
-program = check(nvrtc.nvrtcCreateProgram(SOURCE, b"kinds.cu", 0, [], []))
-check(nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_75"]))
-text = b" " * check(nvrtc.nvrtcGetPTXSize(program))
-check(nvrtc.nvrtcGetPTX(program, text))
-module = check(driver.cuModuleLoadData(text))
-mix, sample = (check(driver.cuModuleGetFunction(module, name)) for name in (b"mix", b"sample"))
+mix, sample = kernels(SOURCE, b"mix", b"sample")
 count = 20 if QUICK else 50
 
 if chosen("managed"):

@@ -12,7 +12,8 @@ import sys
 import time
 from typing import Any
 
-from cuda.bindings import driver, nvrtc
+from cuda.bindings import driver
+from loading import check, kernels
 
 SOURCE = b"""
 extern "C" __global__ void endless(volatile unsigned* word) { while (!*word) { } }
@@ -25,28 +26,9 @@ extern "C" __global__ void busy(unsigned* word, unsigned times) {
 TINY = 10  #: turns of a thread's loop
 
 
-def check(result: tuple[Any, ...]) -> Any:
-    """The values of a call of the driver or NVRTC. Raises :class:`SystemExit`."""
-    if int(result[0]):
-        raise SystemExit(f"{result[0]!r}")
-    return result[1] if len(result) == 2 else result[1:]
-
-
-def loaded() -> tuple[Any, ...]:
-    """Both kernels, in the primary context of device 0."""
-    check(driver.cuInit(0))
-    check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))))
-    program = check(nvrtc.nvrtcCreateProgram(SOURCE, b"n.cu", 0, [], []))
-    check(nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_75"]))
-    text = b" " * check(nvrtc.nvrtcGetPTXSize(program))
-    check(nvrtc.nvrtcGetPTX(program, text))
-    module = check(driver.cuModuleLoadData(text))
-    return tuple(check(driver.cuModuleGetFunction(module, name)) for name in (b"endless", b"busy"))
-
-
 def main() -> None:
     """Run until ended from outside."""
-    endless, busy = loaded()
+    endless, busy = kernels(SOURCE, b"endless", b"busy")
     word = int(check(driver.cuMemAlloc(8)))
     check(driver.cuMemsetD8(word, 0, 8))
     check(driver.cuCtxSynchronize())

@@ -64,7 +64,7 @@ void finish(const Held& download) {
     // No call is left that could return it.
     if (answer.result) set_sticky(answer.result);
     else if (answer.payload_size != download->size) set_sticky(CUDA_ERROR_UNKNOWN);
-    observed(download->seq);
+    observed(answer.seq);  // the answer may be here before the thread that published the call has noted its number
   }
   forget(download);
   download->told.store(1, std::memory_order_release);

@@ -141,11 +141,13 @@ void waits_for(std::uint64_t stream, std::uint64_t seq, std::uint64_t other, std
 std::uint64_t last_given(std::uint64_t stream);  // of a legacy stream; of others 0 once it is known to be complete
 
 // Called when completions have just been recorded as observed, before the
-// program is told: copies to pinned memory are there (downloads.cpp), what kernels wrote into mapped host memory comes back
-// (mirrors.cpp), and deferred frees whose work is complete are done (pool.cpp).
+// program is told: copies to pinned memory are there (downloads.cpp), what
+// kernels wrote into mapped host memory comes back (mirrors.cpp), and deferred
+// frees whose work is complete are done (pool.cpp).
 void after_observation();
 void bring_back_host_memory();
-bool host_memory_in_use();  // kernels may be using mapped host memory, copies be on their way. Cheap, and then so is bringing back
+// Kernels may be using mapped host memory, or copies be on their way. Cheap, and so is bringing back where it is false.
+bool host_memory_in_use();
 void free_deferred();
 
 // device_text.cpp

@@ -175,8 +175,8 @@ bool Engine::collect() {
     take_rests();
     const size_t before = pending_;
     bool moved = look_at_streams();
-    // What a stream was found to have done may come behind what another did since it was asked, which is told with it.
-    if (moved && awaiting_ && !active_.empty()) look_at_streams();
+    // What a stream was found to have done may come behind what another did since that was asked: it is told with it.
+    for (bool more = moved; more && awaiting_ && !active_.empty();) more = look_at_streams();
     tally();
     for (size_t i = 0; i < event_waits_.size();) {
         if (unfinished(event_waits_[i])) {
