@@ -135,6 +135,12 @@ std::array<std::uint8_t, IpcToken::kSecretSize> ipc_secret() {
   return secret;
 }
 
+bool exported_memory(std::uint64_t address) {
+  Ipc& all = ipc();
+  std::shared_lock guard(all.lock);
+  return all.exported.contains(address);
+}
+
 Place imported_place(std::uint64_t address) {
   Ipc& all = ipc();
   std::shared_lock guard(all.lock);

@@ -29,6 +29,8 @@ struct IpcToken {
 // Sixteen bytes that nobody guesses.
 std::array<std::uint8_t, IpcToken::kSecretSize> ipc_secret();
 
+// Whether others may have a handle of what is, or was, at the address.
+bool exported_memory(std::uint64_t address);
 // What of another process is mapped at an address; Kind::host for nothing.
 Place imported_place(std::uint64_t address);
 // Lets go of everything that was opened in a context.

@@ -302,7 +302,8 @@ CUresult free_device(std::uint64_t address) {
   {
     Section section;
     if (section.status()) return section.status();
-    if (idle_on(device_of(address))) {
+    // A handle opens nothing once the free has returned, whoever asks the server first.
+    if (idle_on(device_of(address)) && !exported_memory(address)) {
       if (CUresult r = free_now(section, address); r) return r;
       done = true;
     }

@@ -51,6 +51,8 @@ class Streams:
         self._idle = 0
         self._threads = 0
         self._callbacks = 0
+        self._times: deque[tuple[Op, int, Any, Callable[[], None] | None]] = deque()  #: of completed work, to be told
+        self._telling = False  #: some thread tells them
         self._notify: Callable[[], None] | None = None
         self._notified = False
         self._let_go: set[int] = set()  #: host functions released ahead of their ``host_function_done``
@@ -283,18 +285,32 @@ class Streams:
                 notify = self._notify if not self._notified else None
                 self._notified = True
                 self._changed.notify_all()
-            if current.timed:  # the times of a stream's work are told in the stream's order
-                self._call_back(current, error, value, notify)
+                if current.timed:
+                    self._times.append((current, error, value, notify))
             for follower in ready:
                 if follower.run is None:
                     todo.append((follower, None))
-                elif keep and kept is None and (current.timed or current.done is None):
+                elif keep and kept is None and current.done is None:
                     kept = follower
                 else:
                     self._enqueue(follower)
-            if not current.timed:
+            if current.timed:
+                self._tell_times()
+            else:
                 self._call_back(current, error, value, notify)
         return kept
+
+    def _tell_times(self) -> None:
+        """Tell the times of work in the order in which it was completed, so in each stream's: one thread at a time."""
+        while True:
+            with self._mutex:
+                if self._telling or not self._times:
+                    return
+                self._telling = True
+                told = self._times.popleft()
+            self._call_back(*told)
+            with self._mutex:
+                self._telling = False
 
     def _call_back(self, op: Op, error: int, value: Any, notify: Callable[[], None] | None) -> None:
         try:

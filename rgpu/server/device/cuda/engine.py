@@ -80,6 +80,7 @@ def _library() -> ctypes.CDLL:
         "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "rest": (None, e, q, i),
+        "host_functions": (None, e, i),
         "progress": (z, e, p, z, p, z, POINTER(z)),
         "launched": (i, e, q, POINTER(q), POINTER(c_uint32)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),

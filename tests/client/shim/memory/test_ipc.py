@@ -47,6 +47,7 @@ def test_an_allocation_has_one_handle_for_its_life(agent, program):
         tell([get(4096)[0], get(second + (5 << 20))[0], cu.cuIpcGetMemHandle(None, U64(second))])
         """)).end()
     assert told == [[True, False, 201, 1], [True, False], [1, 1, 1]]
+    assert [name for name in agent.names() if name.startswith("memory_free")] == ["memory_free_wait"], "awaited"
     exports = agent.args("memory_export")
     assert [one.size for one in exports] == [4096, 3 << 20, 4096]
     assert len({bytes(one.secret) for one in exports}) == 3 and all(len(one.secret) == 16 for one in exports)

@@ -86,6 +86,7 @@ RGPU_API int rge_is_complete(Engine *e, uint64_t seq) { return e->is_complete(se
 RGPU_API int rge_wait_complete(Engine *e, uint64_t seq, uint64_t ns) { return e->wait_complete(seq, ns); }
 RGPU_API int rge_drain(Engine *e, uint64_t ns) { return e->drain(ns); }
 RGPU_API void rge_rest(Engine *e, uint64_t stream, int resting) { e->rest(stream, resting != 0); }
+RGPU_API void rge_host_functions(Engine *e, int open) { e->host_functions(open != 0); }
 RGPU_API uint64_t rge_worked(Engine *e) { return e->worked(); }
 RGPU_API size_t rge_progress(Engine *e, uint64_t *pending, size_t pending_size, uint64_t *streams,
                              size_t streams_size, size_t *pairs) {

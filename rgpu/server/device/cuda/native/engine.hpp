@@ -247,6 +247,7 @@ class Engine {
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
     void rest(uint64_t stream, bool resting);  // it stands, or does not, at a gate, while it has work
+    void host_functions(bool open) { host_functions_.store(open, std::memory_order_relaxed); }  // any thread
     bool launched(uint64_t seq, uint64_t *module, uint32_t *function);
     size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
     size_t watermark(uint8_t *body, size_t size, bool whole, int broken);
@@ -307,6 +308,7 @@ class Engine {
 
     // order.cpp
     bool behind(const RecordView &view, uint64_t &stream);
+    bool stay_close(const RecordView &view);
     bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call gives work to a stream, and which
     bool behind_all(const Stream &stream);  // whether its work comes behind all that was given to others
     Past &past(Stream &stream);
@@ -405,6 +407,10 @@ class Engine {
     bool direct_ = false;           // inside apply(): errors are returned, nothing interrupts
     CUresult direct_result_ = 0;
     uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
+
+    uint64_t loose_until_ = 0, loose_for_ = 1024;  // position up to which streams overtake as they like; the next time
+
+    std::atomic<bool> host_functions_{false};  // some are open
 
     std::atomic<bool> ordered_{false};
     std::atomic<uint64_t> catch_up_{0};  // counts them

@@ -124,6 +124,8 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         hand_over(view, step);
         step.stream = to;
         return Came::behind;
+    } else if (!stay_close(view)) {
+        return Came::interrupted;
     }
     switch (apply_hot(view, bad)) {
         case Outcome::interrupted: return Came::interrupted;

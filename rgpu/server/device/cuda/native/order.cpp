@@ -16,6 +16,8 @@ constexpr uint32_t kSurplus = 32;  // calls beyond the usual ones; markers alone
 constexpr uint32_t kLeast = 8;     // the same where the device works so long at each that few are under way
 constexpr size_t kStreams = 64;    // known of in one stream's past, before those are dropped that have no work
 constexpr double kMarked = 100e6;  // ns of work behind which a marker stands, so that progress shows
+constexpr size_t kOvertaken = 128, kOvertakenLess = 96;  // calls of other streams that one may overtake; see stay_close
+constexpr uint64_t kStall = 800'000'000;                 // ns without any completion
 }  // namespace
 
 void Engine::order(bool on) {
@@ -137,6 +139,44 @@ bool Engine::behind(const RecordView &view, uint64_t &stream) {
     return pending_ > limit && std::any_of(active_.begin(), active_.end(), [&](const Stream *active) {
         return active->number != stream && !active->pending.empty();
     });
+}
+
+// Live, too, a stream overtakes so many calls of others at most. Where a GPU is shared or slow for a while, what is under
+// way would else cover whole steps of a program whose author never saw it behind by one, and a batch copied ahead
+// overwrites one that is still read. The device has work for as long as this waits. Work behind a gate may need a later
+// call, and so may work that does not end: then the order is left alone for a while, each time for longer.
+bool Engine::stay_close(const RecordView &view) {
+    if (pending_.load(std::memory_order_relaxed) <= kOvertaken || applied() < loose_until_) return true;
+    uint64_t number;
+    if (!work_of(view, number)) return true;
+    const auto no_more_than = [&](size_t limit) {
+        if (resting_ || host_functions_.load(std::memory_order_relaxed)) return true;
+        size_t others = 0;
+        for (const Stream *active : active_)
+            if (active->number != number) others += active->pending.size();
+        return others <= limit;
+    };
+    uint64_t seen;
+    use();
+    {
+        std::lock_guard lock(mutex_);
+        if (no_more_than(kOvertaken) || (collect() && no_more_than(kOvertaken))) return true;
+        for (Stream *active : active_) mark_stream(*active);
+        seen = reached_;
+    }
+    for (bool over = false; !over;) {
+        const int got = wait_until([&] { return (over = no_more_than(kOvertakenLess)) || reached_ != seen; },
+                                   now_ns() + kStall, true);
+        if (got < 0) return false;
+        if (!got) {
+            loose_until_ = applied() + loose_for_;
+            loose_for_ *= 2;
+            return true;
+        }
+        std::lock_guard lock(mutex_);
+        seen = reached_;
+    }
+    return true;
 }
 
 int Engine::mark_every() const {

@@ -37,12 +37,17 @@ CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 class HostFunctions:
-    """The open host functions of one device. ``is_complete(seq)`` tells when a word is free again."""
+    """The open host functions of one device. ``is_complete(seq)`` tells when a word is free again.
 
-    def __init__(self, context: Any, is_complete: Callable[[int], bool], on_error: Callable[[int, str], None]) -> None:
+    ``opened(whether)`` is told when the first one is opened and when none is open any more.
+    """
+
+    def __init__(self, context: Any, is_complete: Callable[[int], bool], on_error: Callable[[int, str], None],
+                 opened: Callable[[bool], None]) -> None:
         self._context = context
         self._is_complete = is_complete
         self._on_error = on_error
+        self._opened = opened
         self._changed = threading.Condition()
         self._words: Any = None
         self._values = [0] * WORDS
@@ -65,6 +70,7 @@ class HostFunctions:
             event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
             check(driver.cuEventRecord(event, stream), "cuEventRecord")
             self._open[seq] = word
+            self._opened(True)
             self._used.append((seq, word))
             self._coming.append((seq, event, reached))
             result: tuple[Any, ...] = driver.cuStreamWaitValue32(
@@ -137,6 +143,7 @@ class HostFunctions:
         word = self._open.pop(seq)
         self._released.discard(seq)
         self._words[word] = self._values[word]
+        self._opened(bool(self._open))
 
     def _watch(self) -> None:
         driver.cuCtxSetCurrent(self._context)
