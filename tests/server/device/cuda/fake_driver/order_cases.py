@@ -292,7 +292,7 @@ def quick(device: Any, journal: Journal, feed: Any) -> None:
 @pytest.mark.parametrize(("count", "stream", "waited"), [(100, 19, False), (200, 19, True), (200, 18, False)])
 def test_live_a_stream_overtakes_some_calls_of_others_at_most(device: Any, journal: Journal, count: int, stream: int,
                                                               waited: bool) -> None:
-    """A copy ahead of a step that is not done; not where the device has few of them, and its own stream's do not count."""
+    """A copy ahead of a step that is not done; not where there are few of them, and its own stream's do not count."""
     runtime, feed = started(device, journal, 0)
     quick(device, journal, feed)
     data = held(journal, 18) + b"".join(journal.add_one(stream=18) for _ in range(count))
