@@ -17,6 +17,7 @@ waits until no work is under way first (``session/journal/apply_order.py``).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ ROOM = 256  #: handles that are left: a block that is asked for, and for the dri
 BLOCK = 64  #: from 1 on
 STEP = 1024  #: from the handles that one owner leaves to those that the next one leaves
 LAG_SECONDS = 5.0  #: that a handle may be free later than the work that may use it is known to be complete
+RECOVERY_LAG = 30.0  #: the same in a recovery, where the session would be lost, on a host that may be overloaded
 _UNUSED_SIZE = 512  #: bytes
 PAUSE = 0.001  #: seconds between two attempts
 
@@ -121,12 +123,15 @@ class Handles:
             self.reserve()
         if held := self._held.pop(handle, None):
             held(handle)
-        until = time.monotonic() + LAG_SECONDS
-        while not _ask(handle, make, end):
-            if time.monotonic() > until:
+        began = time.monotonic()
+        for attempts in itertools.count(1):
+            if _ask(handle, make, end):
+                break
+            if (took := time.monotonic() - began) > (RECOVERY_LAG if self._held else LAG_SECONDS):
                 raise DeviceError(f"the driver does not give the texture or surface object that the program knows as "
-                                  f"{handle:#x} that handle again", CUDA_ERROR_NOT_SUPPORTED, wanted=handle,
-                                  reserved=held is not None)
+                                  f"{handle:#x} that handle again: asked {attempts} times in {took:.1f} s, "
+                                  f"{len(self._held)} handles reserved, that one {'too' if held else 'not'}",
+                                  CUDA_ERROR_NOT_SUPPORTED, wanted=handle, reserved=held is not None)
             time.sleep(PAUSE)
 
 
