@@ -62,6 +62,7 @@ class AnswerSender:
         self._closed = threading.Event()
         self._last_watermark: tuple[Any, ...] | None = None
         self._order = threading.Lock()  #: watermarks leave in the order in which they were made
+        self._answer = threading.Lock()  #: from an answer's first piece to its last: none of another stands between
         self._whole = True  #: the next watermark names every stream
         target = self._send if runtime.fast is None else self._send_fast
         self._thread = threading.Thread(target=target, name="agent-send", daemon=True)
@@ -141,9 +142,10 @@ class AnswerSender:
         """The thread's loop with a native path: its answers and what Python queued."""
         fast = self._runtime.fast
         assert fast is not None
+        within = False  # an answer
         try:
             while not self._closed.is_set():
-                while not self._queue.empty():
+                while not within and not self._queue.empty():
                     kind, value = self._queue.get()
                     if kind == "stop":
                         return
@@ -156,7 +158,9 @@ class AnswerSender:
                             self._send_answer(*value)
                 taken = fast.take(SIGN_OF_LIFE)
                 if isinstance(taken, Piece):
+                    within = False  # it lets go of the answer when it fails
                     self._send_piece(fast, taken)
+                    within = taken.more
                 elif taken is Took.PROGRESS:
                     with self._order:
                         self._send_watermark()
@@ -164,6 +168,9 @@ class AnswerSender:
                     self._give_sign()
         except RgpuError:
             self._closed.set()
+        finally:
+            if within:
+                self._answer.release()
 
     def _give_sign(self) -> None:
         """Of life, where the agent's next step does not hang on our silence.
@@ -181,7 +188,7 @@ class AnswerSender:
         Called by the thread that receives.
         """
         answered = False
-        while (piece := fast.take_here(SPIN, self._connection.fileno())) is not None:
+        while not self._answer.locked() and (piece := fast.take_here(SPIN, self._connection.fileno())) is not None:
             self._send_piece(fast, piece)
             answered = LOOK > 0.0
         return answered
@@ -192,11 +199,14 @@ class AnswerSender:
 
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
         """One piece of an answer, before the first the watermark."""
-        if piece.result:
-            self._runtime.judge(piece.result)
+        if not piece.index:
+            self._answer.acquire()
+        last = True
         head = _MORE if piece.more else _LAST
         over, release = None, lambda: fast.release(piece)
         try:
+            if piece.result:
+                self._runtime.judge(piece.result)
             placed = self._place(piece)
             begin = b""
             if not piece.index:
@@ -212,7 +222,10 @@ class AnswerSender:
             if over is not None:
                 over.send_run(whole, release)
                 release = _nothing
+            last = not piece.more
         finally:
+            if last:
+                self._answer.release()
             release()
 
     def _before_an_answer(self, fast: FastPath) -> list[bytes]:

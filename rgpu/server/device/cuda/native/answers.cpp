@@ -109,9 +109,7 @@ void Engine::answer_now(uint64_t seq, CUresult result, bool callback) {
 
 void Engine::attach() {
     std::lock_guard lock(mutex_);
-    auto old = std::move(queue_);
-    queue_.clear();
-    for (auto &[answer, index] : old) drop(answer);
+    forget_queue();
     attached_ = true;
     woken_ = false;
     for (auto &[seq, answer] : retained_) {
@@ -124,9 +122,14 @@ void Engine::attach() {
 void Engine::detach() {
     std::lock_guard lock(mutex_);
     attached_ = false;
+    forget_queue();
+}
+
+void Engine::forget_queue() {
     auto old = std::move(queue_);
     queue_.clear();
     for (auto &[answer, index] : old) drop(answer);
+    if (leaving_now_) drop(std::exchange(leaving_now_, nullptr));
 }
 
 void Engine::fill(Out &out, Answer *answer, uint32_t index) {
@@ -140,11 +143,23 @@ void Engine::fill(Out &out, Answer *answer, uint32_t index) {
     out.more = index + 1 < answer->pieces.size();
 }
 
+// Between the first and the last piece of an answer none of another one is taken: several copies may be under way in
+// several streams, and whoever receives knows an answer by its first piece alone. All pieces of a copy were given to the
+// device in a row, so the rest comes whatever else happens.
 bool Engine::pop(Out &out) {
-    if (queue_.empty()) return false;
-    const auto [answer, index] = queue_.front();
-    queue_.pop_front();
+    auto next = queue_.begin();
+    if (leaving_now_)
+        next = std::find_if(next, queue_.end(), [&](const auto &piece) { return piece.first == leaving_now_; });
+    if (next == queue_.end()) return false;
+    const auto [answer, index] = *next;
+    queue_.erase(next);
     fill(out, answer, index);  // the queue's reference is the taker's now
+    if (out.more && !leaving_now_) {
+        ++answer->references;
+        leaving_now_ = answer;
+    } else if (!out.more && leaving_now_) {
+        drop(std::exchange(leaving_now_, nullptr));
+    }
     return true;
 }
 
@@ -184,7 +199,7 @@ void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
     for (unsigned turn = 1;; ++turn) {
         collect();
         // Pieces of one answer leave in order: the sender has those that are more than one.
-        if (!queue_.empty() && queue_.front().first->pieces.size() <= 1) {
+        if (!leaving_now_ && !queue_.empty() && queue_.front().first->pieces.size() <= 1) {
             pop(out);
             break;
         }

@@ -356,6 +356,7 @@ class Engine {
     void observed(uint64_t seq);
     void answer_now(uint64_t seq, CUresult result, bool callback);
     bool pop(Out &out);
+    void forget_queue();
     void fill(Out &out, Answer *answer, uint32_t index);
 
     CUcontext context_;
@@ -432,6 +433,7 @@ class Engine {
 
     std::map<uint64_t, Answer *> retained_;
     std::deque<std::pair<Answer *, uint32_t>> queue_;
+    Answer *leaving_now_ = nullptr;  // some of its pieces were taken, and not all
     std::deque<Answer *> callbacks_;
     size_t awaiting_ = 0;
     bool attached_ = false, woken_ = false, progress_ = false, stopped_ = false;
