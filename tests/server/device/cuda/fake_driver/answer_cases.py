@@ -10,8 +10,8 @@ import pytest
 
 from rgpu.server.worker.agent import answer_sender
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from tests.support.fake_driver.support import Journal, linked
 from tests.support.fake_driver.support import Agent as AgentEnd
+from tests.support.fake_driver.support import Journal, linked
 
 
 @pytest.mark.parametrize("other", ["stream_synchronize", "event_synchronize"])
