@@ -67,7 +67,9 @@ class WorkerDeaths:
         handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
     async def asked(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, reason}: a worker asks to be ended, for what another session has to do with it."""
+        """``values``: {pid, reason}: a worker asks to be ended, for what another session has to do with it, or because
+        it cannot become the session that it replays.
+        """
         pid, why = int(values["pid"]), str(values.get("reason") or f"session {values.get('peer')} was lost")[:400]
         handle = self._held.handle(session)
         if handle is not None and handle.pid == pid:
@@ -85,7 +87,8 @@ class WorkerEvents:
         self._handlers: dict[str, Event] = {
             "died": deaths.died, "fault": deaths.faulted, "progress": self._moved_on, "withdraw": self._withdraw,
             "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial,
-            "share_open": self._share, "severed": deaths.asked, "goes_back": deaths.asked}
+            "share_open": self._share, "severed": deaths.asked, "goes_back": deaths.asked,
+            "unfit": deaths.asked}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker's handle noticed or was told."""

@@ -89,6 +89,7 @@ class Worker:
         self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
         self.runtime.executor.modules.loaded = self.modules.keep
+        self.runtime.executor.unfit = self._unfit
         found = getattr(device, "derived", None)
         self.derived: Derived = found if found is not None else Derived()
         self.spec, self.quota = spec, quota
@@ -307,6 +308,13 @@ class Worker:
         self._going_back = True
         log.warning("the worker ends, and its session begins again at its checkpoint", reason=why)
         threading.Thread(target=self.daemon.be_ended, args=("goes_back", why), daemon=True).start()
+
+    def _unfit(self, why: str) -> None:
+        """A replay gets something that the program has no more here. The next worker may have it: the place, the
+        driver's history and the neighbours are others.
+        """
+        log.error("this worker cannot become the session", reason=why)
+        self.daemon.be_ended("unfit", why)
 
     def _severed(self, peer: str) -> None:
         """What another session wrote is lost with its worker: this one has no consistent state any more, and ends."""

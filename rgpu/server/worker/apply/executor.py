@@ -62,6 +62,9 @@ class Executor:
         self.shares = SharingCalls(device, answers)
         self.communicators = CommunicatorCalls(device, answers)
         self.memory.freed, self.streams.event_gone = self.shares.freed, self.shares.event_gone
+        #: Told, in a replay, what this device does not give again: another one may, and the program's error it is not.
+        self.unfit: Callable[[str], None] = lambda why: None
+        self.modules.misplaced = lambda why: None if self.textures.rebuilding else self.unfit(why)
         self._methods = methods((contexts, self.memory, self.modules, self.textures, self.streams,
                                  self.shares, GraphCalls(device, answers), self.communicators,
                                  TimedCalls(device, answers, self._perform)))
@@ -125,6 +128,8 @@ class Executor:
                 return
             call = inner
         if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
+            if self.textures.replayed(record.seq) and not self.error:
+                self.unfit(f"{call.name} at position {record.seq}: {error.message}")
             self.broken = self.broken or error.result
             self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
             log.error("the device cannot provide what the program was promised", call=call.name, seq=record.seq,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -31,6 +31,7 @@ class ModuleCalls:
         self.digest: Callable[[int], bytes] = lambda seq: b""  #: of the binary of the load at a position, where known
         #: where variables of modules stood, by the position of a load that is still to be applied again
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
+        self.misplaced: Callable[[str], None] = lambda why: None  #: told where they stand elsewhere after such a load
 
     def module_load(self, record: Record, args: Any) -> None:
         """Load a module and answer with its table and the compiler's log."""
@@ -38,9 +39,10 @@ class ModuleCalls:
         notes, kind, library = getattr(self._device, "notes", None) or LoadNotes(), kind_of(binary), bool(args.library)
         notes.begin(self.digest(record.seq))
         notes.seconds["travel"] = self.travelled()
+        wanted = self.places.pop(record.seq, ())
         try:
             table, text = self._device.load(args.module, binary, bytes(args.options), library,
-                                            self._device_of(args.context), self.places.pop(record.seq, ()))
+                                            self._device_of(args.context), wanted)
         except DeviceError as error:
             self.figures.add(record.seq, kind, len(binary), 0, library, notes, failed=True)
             log.warning("a module binary does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
@@ -49,6 +51,8 @@ class ModuleCalls:
             self._answers.answer(record.seq, error.result, reply, None)
             return
         self.figures.add(record.seq, kind, len(binary), len(table.functions), library, notes)
+        if elsewhere := _elsewhere(table.globals, wanted):
+            self.misplaced(f"module_load at position {record.seq}: {elsewhere}")
         self.loaded(binary)
         self._answers.reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 
@@ -92,6 +96,16 @@ class ModuleCalls:
     def tensor_map(self, record: Record, args: Any) -> None:
         """Encode a tensor map and answer with it."""
         self._answers.reply(record, "tensor_map", map=self._device.tensor_map(args.form, bytes(args.arguments)))
+
+
+def _elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> str:
+    """Which variable does not stand where the program knows it; empty: none."""
+    here = {variable.name: variable.address for variable in present}
+    for variable in wanted:
+        if here.get(variable.name) != variable.address:
+            found = f"at {here[variable.name]:#x}" if variable.name in here else "not there"
+            return f"variable {variable.name!r} is {found}, and the program knows it at {variable.address:#x}"
+    return ""
 
 
 def parse_link_inputs(payload: Any) -> list[tuple[int, str, bytes]]:
