@@ -55,8 +55,10 @@ SHARE = 0.05
 #: A program that is always this far ahead of its work, or further: it is fed from a backlog at home as well.
 UNBOUNDED = 2**32 - 1
 
-#: Calls that are work of a stream, by their argument of that name. Waiting for a stream, making and ending it are none.
-_NO_WORK = frozenset({"stream_create", "stream_destroy", "stream_synchronize"})
+#: Calls that are work of a stream, by their argument of that name. Waiting for a stream, making and ending it are none,
+#: nor is the reading of a mirror: its writers are known to be complete then, and what has the stream before it stand,
+#: a host function, may be waiting for these bytes.
+_NO_WORK = frozenset({"stream_create", "stream_destroy", "stream_synchronize", "host_mirror_read"})
 WORK = frozenset(call.id for call in BY_ID.values()
                  if call.name not in _NO_WORK and any(arg.name == "stream" for arg in call.args))
 

@@ -81,6 +81,7 @@ class AgentLink:
         #: bounds what there can be: it ships nothing that it does not hold.
         self._ahead: deque[tuple[int, Any, Any]] = deque()
         self._clocks = Clocks()
+        self._waited = runtime.waited  #: as the last PING came
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
 
     def start(self) -> None:
@@ -181,7 +182,8 @@ class AgentLink:
         if ping.published is None:
             return
         late = self._clocks.late(time.monotonic_ns(), ping.sent) / 1e9
-        if ping.stood or late > GAP:
+        waited, self._waited = runtime.waited - self._waited, runtime.waited
+        if ping.stood or late - waited > GAP:  # waiting for the device, this side takes nothing
             runtime.stood_still("the program's agent" if ping.stood else "the link", max(late, GAP))
         runtime.order.feed(issue_order.Told(*runtime.reach(), ping.published, distance.usual, late))
 
