@@ -161,6 +161,12 @@ class Streams:
         with self._mutex:
             return any(not op.released for op in self.schedule.held.values())
 
+    def is_open(self, call: int) -> bool:
+        """Whether the call is a host function that was not released."""
+        with self._mutex:
+            op = self.schedule.held.get(call)
+            return op is not None and not op.released
+
     def release(self, call: int) -> None:
         """Let the stream go that stands at host function ``call``, ahead of the record that says so."""
         try:

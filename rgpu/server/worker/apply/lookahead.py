@@ -47,6 +47,9 @@ class Gates(Protocol):
     def held(self) -> bool:
         """Whether one of them was not released."""
 
+    def is_open(self, call: int) -> bool:
+        """Whether the call is a host function that was not released."""
+
     def release(self, call: int) -> None:
         """Let the stream go that stands, or will stand, at host function ``call``; unknown ones are ignored.
 

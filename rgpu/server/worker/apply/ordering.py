@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 
 SLICE = 0.02  #: seconds between two looks of a thread that waits
 STALL = 0.8  #: seconds without any completion
+FUNCTION = 0.06  #: the same where what is waited for is a host function: it may need a call that comes behind this one
 PILE_UP = 0.002  #: seconds that a session stands still without calls piling up
 SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
 LATE = 0.002  #: seconds that calls come late without having piled up
@@ -250,7 +251,7 @@ class _Wait:
         self._stuck = 0.0 if seen != self._seen else self._stuck + SLICE
         self._seen = seen
         gates = ordering._gates
-        if gates is not None and gates.held and self._look_ahead(gates):
+        if gates is not None and gates.held and (self._look_ahead(gates) or self._in_a_function(gates)):
             ordering._path.pass_order(self._stream)
             return True
         if self._stuck < STALL:
@@ -258,6 +259,16 @@ class _Wait:
         waits = f"{BY_ID[self._call].name} at {self._seq} waited {STALL} s in stream {self._stream}, and"
         ordering.feed(issue_order.Stalled(self._seq - 1, f"{waits} {ordering._what()}"))
         return True
+
+    def _in_a_function(self, gates: Gates) -> bool:
+        """Whether nothing is left of what is waited for but a function that runs in the program, and what is behind it.
+
+        At home this call would begin beside it, too.
+        """
+        if self._stuck < FUNCTION:
+            return False
+        oldest = self._ordering._device.unfinished()
+        return oldest is not None and gates.is_open(oldest[0])
 
     def _look_ahead(self, gates: Gates) -> bool:
         """Let go what is said to have returned; True: this call is known to be complete before that."""

@@ -94,6 +94,10 @@ class HostFunctions:
         :class:`rgpu.server.worker.apply.lookahead.Gates`."""
         return len(self._open) > len(self._released)
 
+    def is_open(self, call: int) -> bool:
+        """Whether the call is a host function that was not released."""
+        return call in self._open and call not in self._released
+
     def release(self, call: int) -> None:
         """Let the stream go ahead of :meth:`done`, without a lock: others hold it inside the driver.
 

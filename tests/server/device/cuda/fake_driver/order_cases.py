@@ -343,14 +343,14 @@ def test_an_open_host_function_lets_streams_overtake(device: Any, journal: Journ
 
 
 def test_a_mirror_is_read_beside_an_open_host_function(device: Any, journal: Journal) -> None:
-    """In order as well: the function waits for these bytes, and its end for the function."""
+    """In order as well: the function waits for these bytes, work stands between."""
     runtime, feed = started(device, journal)
     answers: dict[int, tuple[int, bytes]] = {}
     runtime.attach(lambda seq, result, reply, payload: answers.update({seq: (result, bytes(payload))}), EVER)
     feed(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0) + journal("host_function", stream=18))
     function = journal.seq
     began = time.monotonic()
-    feed(journal("host_mirror_read", address=PINNED_BASE, size=64, stream=19))
+    feed(journal.add_one(stream=19) + journal("host_mirror_read", address=PINNED_BASE, size=64, stream=19))
     eventually(lambda: answers.get(journal.seq) == (0, bytes(64)), lambda: answers, 5, every=0.01)
     assert time.monotonic() - began < 0.5 < ordering.STALL
     feed(journal("host_function_done", call=function))
