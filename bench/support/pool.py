@@ -39,7 +39,7 @@ class BenchPool(LocalPool):
         self.rgpu("keys", "init")
         self._start(DIRECT)
         if self._unboxed:
-            self._start(UNBOXED, "--box", "none")
+            self._start(UNBOXED, "--box", "off")
         try:
             binary = build(self.folder) if self._round_trips else None
             for milliseconds in self._round_trips:
