@@ -311,8 +311,10 @@ class Worker:
 
     def _unfit(self, why: str) -> None:
         """A replay gets something that the program has no more here. The next worker may have it: the place, the
-        driver's history and the neighbours are others.
+        driver's history and the neighbours are others. A move's destination refuses the move instead.
         """
+        if self.state != "running":
+            return
         log.error("this worker cannot become the session", reason=why)
         self.daemon.be_ended("unfit", why)
 

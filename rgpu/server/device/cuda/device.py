@@ -100,8 +100,8 @@ class CudaDevice:
                                 int(gpu.context), gpu.number)
         self._work = OrderedWork(self.engine, self.gpus, self.completion)
         self._collectives = Collectives(self.gpus, self.engine, self.completion, self._work)
-        self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._work.error.note,
-                                                                    self.engine.host_functions)
+        self._host_functions = self.host_gates = HostFunctions(
+            self._context, self.is_complete, self._work.error.note, self.engine.host_functions)
         self._modules = LoadedModules(self.gpus, self.engine)
         self._state = StateBytes(self.gpus, self.mirrors, self._modules, self.hasher)
         self._endings = Endings(self.gpus, self._host_functions, self._state.in_place.going)

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from rgpu.server.device.cpu import CpuDevice
+from rgpu.server.worker.apply.calls.modules import standing_elsewhere
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import DeviceError
+from rgpu.session.objects.module_table import GlobalVariable
 from tests.support.worker.journal import Answers, Journal, opened
 
 PTX = b""".version 7.0
@@ -50,6 +52,15 @@ def test_variables_that_stand_elsewhere(runtime: SessionRuntime) -> None:
                                     f"{stood.address + 4096:#x}"):
         runtime.feed([again])
     assert seq + 1 not in answers, "the program is told nothing"
+
+
+def test_variables_of_one_name_are_told_apart_by_their_addresses() -> None:
+    """A module has local variables of the same name, one of each file that it was linked of."""
+    both = (GlobalVariable("x", 4096, 4), GlobalVariable("x", 8192, 4), GlobalVariable("y", 512, 4))
+    assert standing_elsewhere(both, both) == standing_elsewhere(both[::-1], both) == standing_elsewhere(both, ()) == ""
+    moved = (both[0], GlobalVariable("x", 12288, 4), both[2])
+    assert standing_elsewhere(moved, both) == "variable 'x' is at 0x1000, 0x3000, and the program knows it at 0x2000"
+    assert "is at nowhere" in standing_elsewhere(both[2:], both)
 
 
 @pytest.mark.parametrize("published", [100, 0])

@@ -309,6 +309,8 @@ class Engine {
     // order.cpp
     bool behind(const RecordView &view, uint64_t &stream);
     bool stay_close(const RecordView &view);
+    template <typename Predicate>
+    int wait_on_progress(Predicate predicate, uint64_t patience_ns);
     bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call gives work to a stream, and which
     bool behind_all(const Stream &stream);  // whether its work comes behind all that was given to others
     Past &past(Stream &stream);

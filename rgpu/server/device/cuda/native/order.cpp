@@ -99,6 +99,25 @@ bool Engine::behind_all(const Stream &stream) {
     });
 }
 
+// 1: it came true; 0: nothing completed for so long; -1: interrupted. Asked under the mutex.
+template <typename Predicate>
+int Engine::wait_on_progress(Predicate predicate, uint64_t patience_ns) {
+    uint64_t seen;
+    {
+        std::lock_guard lock(mutex_);
+        for (Stream *active : active_) mark_stream(*active);
+        seen = reached_;
+    }
+    for (;;) {
+        bool over = false;
+        const int got =
+            wait_until([&] { return (over = predicate()) || reached_ != seen; }, now_ns() + patience_ns, true);
+        if (got <= 0 || over) return got;
+        std::lock_guard lock(mutex_);
+        seen = reached_;
+    }
+}
+
 int Engine::in_order(uint64_t number, uint64_t patience_ns) {
     if (work_stream_.load(std::memory_order_acquire) == number) return 1;
     use();
@@ -106,27 +125,15 @@ int Engine::in_order(uint64_t number, uint64_t patience_ns) {
     Stream *found = stream(number);
     if (found) past(*found);
     const Stream &to = found ? *found : nowhere;
-    uint64_t seen;
+    const auto turn = [&] { return behind_all(to); };
+    bool now;
     {
         std::lock_guard lock(mutex_);
-        if (behind_all(to)) {
-            pass_order(number);
-            return 1;
-        }
-        for (Stream *active : active_) mark_stream(*active);
-        seen = reached_;
+        now = turn();
     }
-    for (;;) {
-        bool over = false;
-        const int got = wait_until([&] { return (over = behind_all(to)) || reached_ != seen; },
-                                   now_ns() + patience_ns, true);
-        if (got <= 0) return got;
-        if (over) break;
-        std::lock_guard lock(mutex_);
-        seen = reached_;
-    }
-    pass_order(number);
-    return 1;
+    const int got = now ? 1 : wait_on_progress(turn, patience_ns);
+    if (got > 0) pass_order(number);
+    return got;
 }
 
 bool Engine::behind(const RecordView &view, uint64_t &stream) {
@@ -156,27 +163,17 @@ bool Engine::stay_close(const RecordView &view) {
             if (active->number != number) others += active->pending.size();
         return others <= limit;
     };
-    uint64_t seen;
     use();
     {
         std::lock_guard lock(mutex_);
         if (no_more_than(kOvertaken) || (collect() && no_more_than(kOvertaken))) return true;
-        for (Stream *active : active_) mark_stream(*active);
-        seen = reached_;
     }
-    for (bool over = false; !over;) {
-        const int got = wait_until([&] { return (over = no_more_than(kOvertakenLess)) || reached_ != seen; },
-                                   now_ns() + kStall, true);
-        if (got < 0) return false;
-        if (!got) {
-            loose_until_ = applied() + loose_for_;
-            loose_for_ *= 2;
-            return true;
-        }
-        std::lock_guard lock(mutex_);
-        seen = reached_;
+    const int got = wait_on_progress([&] { return no_more_than(kOvertakenLess); }, kStall);
+    if (!got) {
+        loose_until_ = applied() + loose_for_;
+        loose_for_ *= 2;
     }
-    return true;
+    return got >= 0;
 }
 
 int Engine::mark_every() const {

@@ -39,7 +39,7 @@ CUDA_ERROR_OUT_OF_MEMORY = 2
 class HostFunctions:
     """The open host functions of one device. ``is_complete(seq)`` tells when a word is free again.
 
-    ``opened(whether)`` is told when the first one is opened and when none is open any more.
+    ``opened(whether)`` is told, at each that is opened or returns, whether any is open.
     """
 
     def __init__(self, context: Any, is_complete: Callable[[int], bool], on_error: Callable[[int, str], None],

@@ -51,7 +51,7 @@ class ModuleCalls:
             self._answers.answer(record.seq, error.result, reply, None)
             return
         self.figures.add(record.seq, kind, len(binary), len(table.functions), library, notes)
-        if elsewhere := _elsewhere(table.globals, wanted):
+        if elsewhere := standing_elsewhere(table.globals, wanted):
             self.misplaced(f"module_load at position {record.seq}: {elsewhere}")
         self.loaded(binary)
         self._answers.reply(record, "module_load", table=module_table.encode(table), log=text.encode())
@@ -98,13 +98,13 @@ class ModuleCalls:
         self._answers.reply(record, "tensor_map", map=self._device.tensor_map(args.form, bytes(args.arguments)))
 
 
-def _elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> str:
-    """Which variable does not stand where the program knows it; empty: none."""
-    here = {variable.name: variable.address for variable in present}
+def standing_elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> str:
+    """Say which variable does not stand where the program knows it; empty: all do. A module may have many of one name."""
+    here = {(variable.name, variable.address) for variable in present}
     for variable in wanted:
-        if here.get(variable.name) != variable.address:
-            found = f"at {here[variable.name]:#x}" if variable.name in here else "not there"
-            return f"variable {variable.name!r} is {found}, and the program knows it at {variable.address:#x}"
+        if (variable.name, variable.address) not in here:
+            found = ", ".join(f"{address:#x}" for name, address in sorted(here) if name == variable.name) or "nowhere"
+            return f"variable {variable.name!r} is at {found}, and the program knows it at {variable.address:#x}"
     return ""
 
 
