@@ -99,7 +99,7 @@ class ModuleCalls:
 
 
 def standing_elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> str:
-    """Say which variable does not stand where the program knows it; empty: all do. A module may have many of one name."""
+    """Say which variable does not stand where the program knows it; empty: all do. Several may have one name."""
     here = {(variable.name, variable.address) for variable in present}
     for variable in wanted:
         if (variable.name, variable.address) not in here:
