@@ -176,7 +176,7 @@ def test_which_calls_are_work() -> None:
     names = {name for name, call in BY_NAME.items() if call.id in WORK}
     assert names == {"memset", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy2d_h2d", "memcpy2d_d2h", "memcpy2d_d2d",
                      "launch", "graph_launch", "event_record", "stream_wait_event", "imported_event_wait",
-                     "host_function", "host_mirror_write", "host_mirror_read", "stream_memory_operation",
+                     "host_function", "host_mirror_write", "stream_memory_operation",
                      "array_to_memory", "memory_to_array", "collective_group", "timed"}
     values: dict[str, Any] = dict(event=20, stream=18, flags=0)
     assert stream_of(BY_NAME["event_record"].id, encode_args("event_record", **values)) == 18

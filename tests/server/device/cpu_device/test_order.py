@@ -16,6 +16,7 @@ from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import pack
+from tests.support.eventually import eventually
 
 FIRST, SECOND = 18, 19
 
@@ -104,15 +105,28 @@ def test_a_host_function_is_let_go_by_what_lies_behind(make: Callable[[int], Ses
     assert session.order["stalls"] == 0 and session.runtime.executor.bugs == 0
 
 
-def test_one_that_does_not_return_is_a_stall(make: Callable[[int], Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "STALL", 0.2)
+def test_work_begins_beside_a_function_that_does_not_return(make: Callable[[int], Session]) -> None:
+    """It may need that work, and at home it would run beside it: that is no stall, and the rest stays in order."""
     session = make(1 << 30)
     data = session("host_function", stream=FIRST)
     function = session.seq
     session.feed(data + session.fill(SECOND, 2))
-    assert session.order["state"] == "overlapping" and f"call {function}" in session.order["reason"]
+    eventually(lambda: session.device.read(DEVICE_BASE, 1) == b"\2")
+    assert session.order["state"] == "ordered" and session.order["stalls"] == 0
     session.feed(session("host_function_done", call=function))
     assert session.device.drain(5) and session.runtime.executor.bugs == 0
+
+
+def test_a_stream_that_waits_for_a_later_call_is_a_stall(make: Callable[[int], Session],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word in memory that only work on the other stream writes: the waiting call is named, and all overlaps."""
+    monkeypatch.setattr(ordering, "STALL", 0.2)
+    session = make(1 << 30)
+    data = session("stream_memory_operation", stream=FIRST, kind=2, address=DEVICE_BASE, value=0x02020202, flags=1)
+    waiting = session.seq
+    session.feed(data + session.fill(SECOND, 2))
+    assert session.order["state"] == "overlapping" and f"call {waiting}" in session.order["reason"]
+    assert session.device.drain(5) and session.runtime.executor.bugs == 0 and session.order["stalls"] == 1
 
 
 def test_a_free_behind_the_replay_waits_for_it(make: Callable[[int], Session]) -> None:
