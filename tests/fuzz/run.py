@@ -51,7 +51,8 @@ def fuzz(target: str, seconds: int, work: Path) -> Result:
         [sys.executable, "-m", "tests.fuzz.run", "--child", target, str(folder), f"-max_total_time={seconds}",
          "-max_len=65536", "-timeout=25", "-rss_limit_mb=4096", "-print_final_stats=1",
          f"-artifact_prefix={work}/{target}-"],
-        cwd=ROOT, capture_output=True, text=True, errors="replace", env={**os.environ, "PYTHONPATH": str(ROOT)})
+        cwd=ROOT, capture_output=True, text=True, errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))})
     result = Result(target, time.monotonic() - began)
     for match in _STATUS.finditer(child.stderr):
         result.runs, result.coverage, result.corpus = int(match[1]), int(match[2]), int(match[4])

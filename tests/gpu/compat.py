@@ -56,12 +56,17 @@ class Suite:
         self._native_turn, self._turns = threading.Semaphore(self.native_jobs), Turns(self.jobs, self.card)
 
     def run(self, rows: Sequence[Row], after: Callable[[Result], None] = lambda result: None) -> list[Result]:
-        """Runs them all; ``after(result)`` is called for each as it ends, one at a time."""
-        with ThreadPoolExecutor(max(1, len(rows))) as threads:
-            found = {threads.submit(self.row, row): row.name for row in rows}
-            for future in as_completed(found):
-                self.results[found[future]] = future.result()
-                after(future.result())
+        """Runs them all; ``after(result)`` is called for each as it ends, one at a time.
+
+        Those that run alone come last, one after the other.
+        """
+        several = [row for row in rows if not row.alone]
+        for together in (several, *([row] for row in rows if row.alone)):
+            with ThreadPoolExecutor(max(1, len(together))) as threads:
+                found = {threads.submit(self.row, row): row.name for row in together}
+                for future in as_completed(found):
+                    self.results[found[future]] = future.result()
+                    after(future.result())
         return [self.results[row.name] for row in rows]
 
     def row(self, row: Row) -> Result:

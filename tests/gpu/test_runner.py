@@ -260,6 +260,16 @@ def test_rows_whose_sessions_do_not_fit_together_run_one_after_the_other(tmp_pat
     assert 32 * GIB < max(watched.most) <= 78 * GIB
 
 
+def test_a_row_that_compares_times_runs_alone(tmp_path: Path) -> None:
+    """A GPU that is shared is sliced: a kernel of 100 ms was 154 and 174 ms beside other rows."""
+    watched = Watched(tmp_path)
+    rows = [Row(f"row-{number}", "fake", "", (Part("good"),), memory="1GiB", alone=number in (2, 5))
+            for number in range(8)]
+    assert [result.result for result in Suite(watched, Pool({}), jobs=4).run(rows)] == ["same"] * 8
+    assert watched.most[-2:] == [GIB, GIB] and max(watched.most) > GIB
+    assert [row.name for row in ROWS if row.alone] == ["cpp-events"]
+
+
 # -- reports ------------------------------------------------------------------------
 def test_reports(tmp_path: Path) -> None:
     good = report.Result("torch-a", "torch", "tensors", "same", native="runs", remote="runs", native_seconds=1.0,

@@ -38,6 +38,7 @@ class Row:
     memory: str = "16GiB"
     limit: float = 150.0  #: seconds for each run
     refusal: str = ""  #: the driver call that may be refused by name
+    alone: bool = False  #: no other row beside it: it compares times, and a GPU that is shared is sliced
 
 
 TORCH = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -150,7 +151,7 @@ def _cpp() -> list[Row]:
              ("graph", "graph API: nodes, update, launch", ""),
              ("texture", "texture object: works or is refused by name", "cuTexObjectCreate"),
              ("thrust", "thrust and cub: sort, reduce, scan", "")]
-    return [_row("cpp", name.replace("_", "-"), what, f"cpp_{name}.cu", refusal=refusal)
+    return [_row("cpp", name.replace("_", "-"), what, f"cpp_{name}.cu", refusal=refusal, alone=name == "events")
             for name, what, refusal in names]
 
 
