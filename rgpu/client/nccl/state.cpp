@@ -63,6 +63,8 @@ ncclResult_t from_cuda(CUresult result) {
   if (!result) return ncclSuccess;
   if (result == CUDA_ERROR_EXTERNAL_DEVICE)
     return fail(ncclRemoteError, "a rank of another session is lost: the worker's log and `rgpu ps` say which");
+  if (result == CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+    return fail(ncclInvalidUsage, "streams of one group are captured into the same graph, or none of them is");
   if (result == CUDA_ERROR_INVALID_VALUE) return fail(ncclInvalidArgument, "an address or an argument is not valid");
   return fail(ncclUnhandledCudaError, "CUDA error %d", static_cast<int>(result));
 }

@@ -1,13 +1,14 @@
 """Data-parallel training with NCCL from one process, a thread for each of three ranks. It knows nothing of rgpu.
 
 usage: collectives.py [STEPS [SECONDS]]. Prints the digest of the parameters of all ranks; `collectives.py --expected
-STEPS` the same, calculated with numpy.
+STEPS` the same, calculated with numpy. CAPTURED=1: each step is one launch of a graph.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 import threading
 import time
@@ -66,6 +67,47 @@ context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))
 results: list[np.ndarray] = [np.zeros(0)] * RANKS
 
 
+def pointer(value: object, offset: int = 0) -> ctypes.c_void_p:
+    return ctypes.c_void_p(int(value) + offset)  # type: ignore[call-overload]
+
+
+class Captured:
+    """A step as a graph: a copy, then a group of two collectives in two streams, then a copy behind each."""
+
+    def __init__(self, comm: ctypes.c_void_p, rank: int, memory: object, stream: object) -> None:
+        self.rank, self.stream = rank, stream
+        self.own, self.every, self.after = (check(driver.cuMemAlloc(COUNT * 4 * n)) for n in (1, RANKS, RANKS))
+        side = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        begin, end = (check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)) for _ in range(2))
+        check(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        check(driver.cuMemcpyDtoDAsync(self.own, memory, COUNT * 4, stream))
+        check(driver.cuEventRecord(begin, stream))
+        check(driver.cuStreamWaitEvent(side, begin, 0))
+        ok(nccl.ncclGroupStart())
+        ok(nccl.ncclAllReduce(pointer(memory), pointer(memory), ctypes.c_size_t(COUNT), FLOAT32, SUM, comm,
+                              pointer(stream)))
+        ok(nccl.ncclAllGather(pointer(self.own), pointer(self.every), ctypes.c_size_t(COUNT), FLOAT32, comm,
+                              pointer(side)))
+        ok(nccl.ncclGroupEnd())
+        check(driver.cuMemcpyDtoDAsync(self.after, self.every, COUNT * 4 * RANKS, side))
+        check(driver.cuEventRecord(end, side))
+        check(driver.cuStreamWaitEvent(stream, end, 0))
+        graph = check(driver.cuStreamEndCapture(stream))
+        assert check(driver.cuGraphGetNodes(graph, 0))[1] == 3, "copy, group, copy"
+        self.graph = check(driver.cuGraphInstantiate(graph, 0))
+        check(driver.cuGraphDestroy(graph))
+
+    def launch(self) -> None:
+        check(driver.cuGraphLaunch(self.graph, self.stream))
+
+    def verify(self, step: int, weights: np.ndarray) -> None:
+        """What all ranks brought is there, in their order."""
+        found = np.zeros((RANKS, COUNT), np.float32)
+        check(driver.cuMemcpyDtoH(found.ctypes.data, self.after, found.nbytes))
+        for rank in range(RANKS):
+            assert np.array_equal(found[rank], gradient(rank, step, weights)), f"rank {rank} in step {step}"
+
+
 def train(rank: int) -> None:
     check(driver.cuCtxSetCurrent(context))
     comm, count = ctypes.c_void_p(), ctypes.c_int()
@@ -75,18 +117,26 @@ def train(rank: int) -> None:
     stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
     memory = check(driver.cuMemAlloc(COUNT * 4))
     weights, total = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
+    captured = Captured(comm, rank, memory, stream) if os.environ.get("CAPTURED") else None
     for step in range(STEPS):
         mine = gradient(rank, step, weights)
         check(driver.cuMemcpyHtoDAsync(memory, mine.ctypes.data, mine.nbytes, stream))
-        ok(nccl.ncclAllReduce(ctypes.c_void_p(int(memory)), ctypes.c_void_p(int(memory)), ctypes.c_size_t(COUNT),
-                              FLOAT32, SUM, comm, ctypes.c_void_p(int(stream))))
+        if captured is not None:
+            captured.launch()
+        else:
+            ok(nccl.ncclAllReduce(pointer(memory), pointer(memory), ctypes.c_size_t(COUNT), FLOAT32, SUM, comm,
+                                  pointer(stream)))
         check(driver.cuMemcpyDtoHAsync(total.ctypes.data, memory, total.nbytes, stream))
         check(driver.cuStreamSynchronize(stream))
+        if captured is not None:
+            captured.verify(step, weights)
         weights = weights - np.float32(0.1) * total
         if not rank:
             print("step", step, flush=True)
         time.sleep(SECONDS / STEPS)
     ok(nccl.ncclCommDestroy(comm))
+    if captured is not None:
+        assert driver.cuGraphLaunch(captured.graph, stream)[0] == 1, "nothing is launched without the communicator"
     results[rank] = weights
 
 

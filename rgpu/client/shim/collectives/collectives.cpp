@@ -5,8 +5,11 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <set>
 
 #include "capturing.hpp"
+#include "graph_exec.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
 
@@ -37,6 +40,16 @@ void take_back(const std::vector<CollectiveOperation>& operations) {
   }
 }
 
+// Communicators that were made and not destroyed.
+std::mutex& living_lock() {
+  static auto* lock = new std::mutex;
+  return *lock;
+}
+std::set<std::uint64_t>& living() {
+  static auto* numbers = new std::set<std::uint64_t>;
+  return *numbers;
+}
+
 CUresult create(std::uint32_t ranks, std::uint32_t rank, const void* unique, std::uint32_t unique_size,
                 const void* members, std::uint32_t members_size, std::uint64_t* number) {
   Context* context = nullptr;
@@ -48,13 +61,20 @@ CUresult create(std::uint32_t ranks, std::uint32_t rank, const void* unique, std
   call.unique = {unique, unique_size};
   call.members = {members, members_size};
   call.communicator = *number = next_number();
-  return await(call);
+  if (CUresult r = await(call); r) return r;
+  std::lock_guard guard(living_lock());
+  living().insert(call.communicator);
+  return CUDA_SUCCESS;
 }
 
 CUresult destroy(std::uint64_t number, bool abort) {
   wire::CommunicatorDestroy call{};
   call.communicator = number;
   call.abort = abort;
+  {
+    std::lock_guard guard(living_lock());
+    living().erase(number);
+  }
   Section section;
   given().erase(given().lower_bound({number, 0, 0}), given().lower_bound({number + 1, 0, 0}));
   return section.publish(call);
@@ -70,49 +90,101 @@ struct InContext {
   const CUresult result;
 };
 
+using Operations = std::vector<CollectiveOperation>;
+using Ranges = std::vector<CollectiveRange>;
+
+CUresult check_ranges(const Ranges& ranges) {
+  for (const CollectiveRange& range : ranges) {
+    Place place;
+    if (CUresult r = check_device(range.address, range.size, &place); r) return r;
+    if (place.kind != Place::Kind::device) {
+      log_once("collective on host memory", "a collective of NCCL on memory that is not a device's is not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+// `operations` have the numbers of their streams, which are `streams`, each once. Nothing is published on an error.
+CUresult publish(Operations& operations, const Ranges& ranges, const std::vector<StreamRef>& streams) {
+  if (CUresult r = check_ranges(ranges); r) return r;
+  std::deque<ManagedUse> managed;
+  for (const StreamRef& stream : streams) {
+    ManagedUse& use = managed.emplace_back(stream);
+    for (const CollectiveRange& range : ranges) use.range(range.address, range.size);
+    if (CUresult r = use.upload(); r) return r;
+  }
+  wire::CollectiveGroup call{};
+  call.stream = operations[0].stream;
+  call.operations = {operations.data(), static_cast<std::uint32_t>(operations.size() * sizeof operations[0])};
+  Section section;  // held until it is noted: two threads' records keep the journal's order
+  std::uint64_t seq = 0;
+  give_numbers(operations);
+  if (CUresult r = section.publish(call, &seq); r) {
+    take_back(operations);
+    return r;
+  }
+  for (const StreamRef& stream : streams) note_work(stream, seq);
+  for (ManagedUse& use : managed) use.given(seq);
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- in a stream capture
+
+// Work that `behind` captures from here on comes behind what `before` captured. Both capture the same.
+CUresult join(const StreamRef& behind, const StreamRef& before) {
+  Event event;  // of this capture alone: no server has it
+  event.number = next_number();
+  bool taken = false;
+  CUresult r = capture_record(before, event, 0, taken);
+  if (!r) r = capture_wait(behind, event, 0, taken);
+  event_gone(event);
+  return r;
+}
+
+// One node for all of a group: behind all of its streams, and before what they capture next (NCCL does it likewise).
+CUresult capture(Operations& operations, Ranges&& ranges, const std::vector<StreamRef>& streams, Context* context,
+                 bool& taken) {
+  std::uint64_t first = 0;
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    std::uint64_t id = 0;
+    if (CUresult r = open_capture_of(streams[i], id); r) return r;
+    if (!i) first = id;
+    if (id == first) continue;
+    log_once("collectives of two captures", "ncclGroupEnd: the streams of a group are captured into different graphs, or "
+                                            "only some of them are");
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
+  if (!first) return CUDA_SUCCESS;
+  for (std::size_t i = 1; i < streams.size(); ++i)
+    if (CUresult r = join(streams[0], streams[i]); r) return r;
+  for (CollectiveOperation& one : operations) one.stream = 0;
+  if (CUresult r = capture_work(streams[0], CollectivesWork{operations, std::move(ranges), context}, taken); r) return r;
+  for (std::size_t i = 1; i < streams.size(); ++i)
+    if (CUresult r = join(streams[i], streams[0]); r) return r;
+  return CUDA_SUCCESS;
+}
+
 CUresult group(const CollectiveOperation* operations, const CUcontext* contexts, std::size_t count,
                const CollectiveRange* ranges, std::size_t range_count) {
   if (CUresult r = require(); r) return r;
-  std::vector<CollectiveOperation> asked(operations, operations + count);
+  Operations asked(operations, operations + count);
+  Ranges touched(ranges, ranges + range_count);
   std::vector<StreamRef> streams;
   for (std::size_t i = 0; i < count; ++i) {
     InContext inside(contexts[i]);
     if (inside.result) return inside.result;
     StreamRef stream;
     if (CUresult r = resolve_stream(reinterpret_cast<CUstream>(asked[i].stream), stream); r) return r;
-    if (capture_open())
-      if (CUresult r = refuse_in_capture(stream, "a collective of NCCL"); r) return r;
     asked[i].stream = stream.number;
     if (std::none_of(streams.begin(), streams.end(), [&](const StreamRef& s) { return s.number == stream.number; }))
       streams.push_back(stream);
   }
-  for (std::size_t i = 0; i < range_count; ++i) {
-    Place place;
-    if (CUresult r = check_device(ranges[i].address, ranges[i].size, &place); r) return r;
-    if (place.kind != Place::Kind::device) {
-      log_once("collective on host memory", "a collective of NCCL on memory that is not a device's is not supported");
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture(asked, std::move(touched), streams, find(contexts[0]), taken); r || taken) return r;
   }
-  std::deque<ManagedUse> managed;
-  for (const StreamRef& stream : streams) {
-    ManagedUse& use = managed.emplace_back(stream);
-    for (std::size_t i = 0; i < range_count; ++i) use.range(ranges[i].address, ranges[i].size);
-    if (CUresult r = use.upload(); r) return r;
-  }
-  wire::CollectiveGroup call{};
-  call.stream = asked[0].stream;
-  call.operations = {asked.data(), static_cast<std::uint32_t>(asked.size() * sizeof asked[0])};
-  Section section;  // held until it is noted: two threads' records keep the journal's order
-  std::uint64_t seq = 0;
-  give_numbers(asked);
-  if (CUresult r = section.publish(call, &seq); r) {
-    take_back(asked);
-    return r;
-  }
-  for (const StreamRef& stream : streams) note_work(stream, seq);
-  for (ManagedUse& use : managed) use.given(seq);
-  return CUDA_SUCCESS;
+  return publish(asked, touched, streams);
 }
 
 void unsupported(const char* name) {
@@ -123,6 +195,26 @@ void unsupported(const char* name) {
 void complain(const char* key, const char* text) { log_once(key, "%s", text); }
 
 }  // namespace
+
+bool ranges_there(const std::vector<CollectiveRange>& ranges) {
+  return std::ranges::all_of(ranges, [](const CollectiveRange& range) {
+    Place place;
+    return !check_device(range.address, range.size, &place) && place.kind == Place::Kind::device;
+  });
+}
+
+bool communicators_there(const std::vector<CollectiveOperation>& operations) {
+  std::lock_guard guard(living_lock());
+  return std::ranges::all_of(operations, [](const CollectiveOperation& one) { return living().contains(one.communicator); });
+}
+
+CUresult launch_collectives(const CollectivesWork& work, CUstream handle) {
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  std::vector<CollectiveOperation> asked = work.operations;
+  for (CollectiveOperation& one : asked) one.stream = stream.number;
+  return publish(asked, work.ranges, {stream});
+}
 
 const CollectivesTable& collectives_table() {
   static const CollectivesTable table{sizeof(CollectivesTable), create, destroy, group, unsupported, complain,

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "collectives.hpp"
 #include "handles.hpp"
 
 namespace rgpu {
@@ -126,9 +127,17 @@ struct ConditionalWork {
   std::shared_ptr<std::vector<CUgraph>> handles;  // of the bodies: what the program was given
 };
 
+// A group of NCCL's collectives, given to a launch's stream as it would be outside of graphs, with numbers of its own
+// each time: others count them (collectives.cpp).
+struct CollectivesWork {
+  std::vector<CollectiveOperation> operations;  // their streams are the launch's
+  std::vector<CollectiveRange> ranges;
+  Context* context = nullptr;
+};
+
 // In the order of CUgraphNodeType where one exists; node_type() translates.
 using Work = std::variant<KernelWork, CopyWork, MemsetWork, HostWork, ChildWork, EmptyWork, EventWaitWork,
-                          EventRecordWork, AllocateWork, FreeWork, BatchWork, ConditionalWork>;
+                          EventRecordWork, AllocateWork, FreeWork, BatchWork, ConditionalWork, CollectivesWork>;
 
 CUgraphNodeType node_type(const Work& work);
 

@@ -36,6 +36,7 @@ bool context_of_nodes(const Graph& graph, Context*& found) {
     if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
     if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
     if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
+    if (auto* group = std::get_if<CollectivesWork>(&node->work)) its = group->context;
     if (!its || !its->alive) continue;
     if (found && found->device != its->device) return false;
     found = its;
@@ -209,6 +210,20 @@ CUresult check_pointers(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
+// Those that a launch would give collectives to still are: nothing is launched before that is seen. exec.lock held.
+CUresult check_communicators(const GraphExec& exec) {
+  std::lock_guard guard(graph_lock());
+  for (const LaunchStep& step : exec.program.steps) {
+    Node* const* node = std::get_if<Node*>(&step);
+    const auto* group = node ? std::get_if<CollectivesWork>(&(*node)->work) : nullptr;
+    if (!group || exec.disabled.contains(*node) || communicators_there(group->operations)) continue;
+    log_once("graph without communicator", "cuGraphLaunch: the communicator of a captured collective was destroyed; "
+                                           "nothing was launched");
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
   MirrorUse mirrors(stream, section.pinned);
   if (CUresult r = mirrors.upload(); r) return r;
@@ -233,6 +248,7 @@ CUresult do_step(const Work& work, CUstream stream) {
     std::vector<CUstreamBatchMemOpParams> operations = batch->operations;
     return cuStreamBatchMemOp_v2(stream, static_cast<unsigned>(operations.size()), operations.data(), batch->flags);
   }
+  if (const auto* group = std::get_if<CollectivesWork>(&work)) return launch_collectives(*group, stream);
   CUresult r = CUDA_SUCCESS;
   if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
   if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
@@ -318,6 +334,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
     if (CUresult r = capture_launch(*exec, stream, taken); r || taken) return r;
   }
   if (CUresult r = check_pointers(*exec); r) return r;
+  if (CUresult r = check_communicators(*exec); r) return r;
   const bool free_first = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   if (CUresult r = begin_graph_memory(exec->program.allocates, free_first); r) return r;
   if (CUresult r = send_changes(*exec); r) return r;

@@ -84,6 +84,11 @@ bool on_server(const CUDA_MEMCPY3D& copy);
 // names; nullptr: there is none. Nodes that are disabled do nothing.
 const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled);
 
+// collectives.cpp: gives them to a stream. Nothing is published on an error.
+CUresult launch_collectives(const CollectivesWork& work, CUstream stream);
+bool ranges_there(const std::vector<CollectiveRange>& ranges);  // of a device's memory, each
+bool communicators_there(const std::vector<CollectiveOperation>& operations);
+
 // graph_memory.cpp: a launch allocates this. CUDA_ERROR_INVALID_VALUE: some of
 // it is still allocated from an earlier launch, and free_first is not set.
 CUresult begin_graph_memory(const std::vector<std::shared_ptr<GraphMemory>>& made, bool free_first);

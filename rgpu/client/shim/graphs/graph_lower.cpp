@@ -54,6 +54,7 @@ bool in_host_memory(CUmemorytype type, std::uint64_t address) {
 
 // What waits for something outside of the graph comes as late as it can, what others wait for as early.
 int rank(const Node& node) {
+  if (std::holds_alternative<CollectivesWork>(node.work)) return 3;
   switch (node_type(node.work)) {
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return 0;
     case CU_GRAPH_NODE_TYPE_MEMCPY: return 1;
@@ -207,7 +208,8 @@ bool on_client(const Node& node) {
            in_host_memory(c.dstMemoryType, c.dstMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.dstDevice);
   }
   return std::holds_alternative<HostWork>(node.work) || std::holds_alternative<EventRecordWork>(node.work) ||
-         std::holds_alternative<EventWaitWork>(node.work) || std::holds_alternative<BatchWork>(node.work);
+         std::holds_alternative<EventWaitWork>(node.work) || std::holds_alternative<BatchWork>(node.work) ||
+         std::holds_alternative<CollectivesWork>(node.work);
 }
 
 std::optional<Program> lower(const Graph& graph) {

@@ -54,6 +54,7 @@ const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled
     if (const auto* copy = std::get_if<CopyWork>(&node->work); copy && stray(copy->copy)) return node;
     if (const auto* set = std::get_if<MemsetWork>(&node->work); set && stray(set->set)) return node;
     if (const auto* batch = std::get_if<BatchWork>(&node->work); batch && !words_there(batch->operations)) return node;
+    if (const auto* group = std::get_if<CollectivesWork>(&node->work); group && !ranges_there(group->ranges)) return node;
     for (const Graph* embedded : embedded_in(*node))
       if (const Node* found = find_stray(*embedded, disabled)) return found;
   }

@@ -21,7 +21,7 @@ void note_change(GraphExec& exec, const Node& node) {
 void replace_work(GraphExec& exec, Node& node, Work work) {
   const bool was_client = on_client(node);
   if (std::holds_alternative<CopyWork>(work) || std::holds_alternative<MemsetWork>(work) ||
-      std::holds_alternative<BatchWork>(work))
+      std::holds_alternative<BatchWork>(work) || std::holds_alternative<CollectivesWork>(work))
     exec.unsure = true;
   const auto before = encode_node(node);
   std::swap(node.work, work);

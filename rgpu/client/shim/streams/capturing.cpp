@@ -118,6 +118,14 @@ CUresult refuse_in_capture(const StreamRef& stream, const char* name) {
   return locked->stream_asked(id_of(stream));
 }
 
+CUresult open_capture_of(const StreamRef& stream, std::uint64_t& id) {
+  Locked locked;
+  Sequence* sequence = nullptr;
+  CUresult r = locked->target(id_of(stream), sequence);
+  id = sequence ? sequence->id : 0;
+  return r;
+}
+
 CUresult capture_record(const StreamRef& stream, Event& event, unsigned flags, bool& taken) {
   if (flags & CU_EVENT_RECORD_EXTERNAL) return capture_work(stream, EventRecordWork{static_cast<CUevent>(event.handle)}, taken);
   Locked locked;

@@ -27,6 +27,8 @@ inline bool capture_matters() { return capture_open() || detail::captured_events
 CUresult capture_work(const StreamRef& stream, Work work, bool& taken);
 // The same for a call that no capture can hold (`name` is logged once).
 CUresult refuse_in_capture(const StreamRef& stream, const char* name);
+// The capture that work of the stream would go into; 0: none.
+CUresult open_capture_of(const StreamRef& stream, std::uint64_t& id);
 CUresult capture_record(const StreamRef& stream, Event& event, unsigned flags, bool& taken);
 CUresult capture_wait(const StreamRef& stream, Event& event, unsigned flags, bool& taken);
 
