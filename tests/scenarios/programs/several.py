@@ -82,6 +82,47 @@ for n in range(2):
     launch(add[n], streams[n], (memory[n], 7 + n), (PTR, UINT))
     graphs.append(check(driver.cuGraphInstantiate(check(driver.cuStreamEndCapture(streams[n])), 0)))
 
+# -- a graph of both: 0 changes its memory, 1 reads that and changes its own beside 0's next change, 0 reads that --------
+joints = []
+for n in range(2):
+    use(n)
+    joints.append(check(driver.cuEventCreate(TIMING_OFF)))
+check(driver.cuStreamBeginCapture(streams[0], driver.CUstreamCaptureMode(CAPTURE_RELAXED)))
+use(0)
+launch(add[0], streams[0], (memory[0], 3), (PTR, UINT))
+check(driver.cuEventRecord(joints[0], streams[0]))
+use(1)
+check(driver.cuStreamWaitEvent(streams[1], joints[0], 0))
+launch(mix[1], streams[1], (memory[1], memory[0], 11), (PTR, PTR, UINT))
+launch(add[1], streams[1], (memory[1], 5), (PTR, UINT))
+check(driver.cuEventRecord(joints[1], streams[1]))
+use(0)
+check(driver.cuStreamWaitEvent(streams[0], joints[1], 0))
+launch(mix[0], streams[0], (memory[0], memory[1], 13), (PTR, PTR, UINT))
+captured = check(driver.cuStreamEndCapture(streams[0]))
+both = check(driver.cuGraphInstantiate(captured, 0))
+model = [values(memory[n]) for n in range(2)]
+for number in range(6):
+    use(number % 2)
+    check(driver.cuGraphLaunch(both, streams[number % 2]))
+    model[0] += np.uint32(3)
+    model[1] = model[1] * np.uint32(2654435761) + model[0] + np.uint32(16)
+    model[0] = model[0] * np.uint32(2654435761) + model[1] + np.uint32(13)
+for n in range(2):
+    use(n)
+    check(driver.cuStreamSynchronize(streams[n]))
+    assert (values(memory[n]) == model[n]).all(), f"device {n}"
+# what was captured is changed: a kernel of device 1, by its own node
+nodes = check(driver.cuGraphGetNodes(captured, 4))[0][:4]
+changed = [node for node in nodes if int(check(driver.cuGraphKernelNodeGetParams(node)).func) == int(add[1])]
+assert len(changed) == 1
+parameters = check(driver.cuGraphKernelNodeGetParams(changed[0]))
+words = (ctypes.c_uint64(memory[1]), ctypes.c_uint32(6))
+pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(word) for word in words))
+parameters.kernelParams = ctypes.addressof(pointers)
+check(driver.cuGraphExecKernelNodeSetParams(both, changed[0], parameters))
+check(driver.cuGraphDestroy(captured))
+
 # -- steps: each device reads what the other made, ordered by events ------------------
 for number in range(ROUNDS):
     for n in range(2):
@@ -90,6 +131,12 @@ for number in range(ROUNDS):
         launch(mix[n], streams[n], (memory[n], memory[1 - n], number), (PTR, PTR, UINT))  # reads the peer's memory
         check(driver.cuLaunchKernel(count[n], 1, 1, 1, 1, 1, 1, 0, streams[n], 0, 0))
         check(driver.cuGraphLaunch(graphs[n], streams[n]))
+        check(driver.cuEventRecord(events[n], streams[n]))
+    if number % 4 == 3:  # in the streams of both in turn: behind the other one's work, and before its next
+        n = number // 4 % 2
+        use(n)
+        check(driver.cuStreamWaitEvent(streams[n], events[1 - n], 0))
+        check(driver.cuGraphLaunch(both, streams[n]))
         check(driver.cuEventRecord(events[n], streams[n]))
     if number % 3 == 2:
         check(driver.cuStreamSynchronize(streams[number % 2]))

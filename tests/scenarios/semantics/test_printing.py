@@ -54,7 +54,16 @@ def disturb(pool: WatchedPool, name: str, how: str) -> None:
     else:
         if how == "module binary and kill":
             pool.rgpu("checkpoint", name)
-        os.kill(row["worker_pid"], signal.SIGKILL)
+        eventually(lambda: killed(pool, name), "its worker is not there to be killed")
+
+
+def killed(pool: WatchedPool, name: str) -> bool:
+    """Kill its worker; False: the record still names the one before, of which the program needed nothing since."""
+    try:
+        os.kill(pool.wait_state(name, "running")["worker_pid"], signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check(program: Program, steps: int, lines: int, gates: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged, line, wait_end
 
+PROGRAMS = Path(__file__).parents[1] / "programs"
 TWO = ("--gpus", "2", "--memory", "64MiB")
 
 
@@ -68,6 +71,18 @@ def test_both_ways_of_moving(pairs: LocalPool, tmp_path: Path, undisturbed: str,
     assert found["outcome"] == "committed" and found["verified"] is True, found
     staged.open(1, 2, 3, 4)
     assert staged.finish() == undisturbed
+
+
+def test_graphs_of_both_devices(pairs: LocalPool) -> None:
+    """Random ones; each launch comes behind the one before and is in the order of its edges, moved and killed too."""
+    program = pairs.run(sys.executable, "-W", "ignore", str(PROGRAMS / "graph_devices.py"), "5", "8", "4",
+                        name="graphs", options=TWO)
+    program.wait_lines(1)
+    there = next(host for host in ("node-a", "node-b", "node-c") if host != pairs.session("graphs")["host"])
+    pairs.rgpu("migrate", "graphs", there)
+    program.wait_lines(len(program.lines) + 1)
+    os.kill(pairs.wait_state("graphs", "running")["worker_pid"], signal.SIGKILL)
+    assert wait_end(program) == 0 and program.lines[-1] == "ok 120", (program.lines, program.errors)
 
 
 def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:

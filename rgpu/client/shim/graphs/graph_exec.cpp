@@ -1,11 +1,10 @@
-// Executable graphs: instantiation and launches. See graph_exec.hpp; updates: graph_update.cpp.
+// Executable graphs: instantiation, and what comes before a launch. See graph_exec.hpp; graph_launch.cpp, graph_update.cpp.
 #include "graph_exec.hpp"
 #include "profile.hpp"
 
 #include <algorithm>
 
 #include "capturing.hpp"
-#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -26,22 +25,20 @@ void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& n
   }
 }
 
-// The context of the last node that names one, embedded graphs too. False: they are on several devices.
-bool context_of_nodes(const Graph& graph, Context*& found) {
+// Contexts that nodes name, embedded graphs too, in their order.
+void contexts_of_nodes(const Graph& graph, std::vector<Context*>& found) {
   for (const Node* node : graph.nodes) {
-    Context* its = nullptr;
-    for (const Graph* embedded : embedded_in(*node))
-      if (!context_of_nodes(*embedded, found)) return false;
-    if (auto* conditional = std::get_if<ConditionalWork>(&node->work)) its = conditional->condition.context;
-    if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
-    if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
-    if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
-    if (auto* group = std::get_if<CollectivesWork>(&node->work)) its = group->context;
-    if (!its || !its->alive) continue;
-    if (found && found->device != its->device) return false;
-    found = its;
+    for (const Graph* embedded : embedded_in(*node)) contexts_of_nodes(*embedded, found);
+    if (Context* its = context_of_work(node->work)) found.push_back(its);
   }
-  return true;
+}
+
+// Where an executable graph belongs to: the current context, or that of the last node where none is on its device.
+Context* home_of(const Graph& graph, Context* current) {
+  std::vector<Context*> found;
+  contexts_of_nodes(graph, found);
+  const bool there = std::ranges::any_of(found, [&](const Context* one) { return one->device == current->device; });
+  return found.empty() || there ? current : found.back();
 }
 
 // Publishes the sections of a program that has none on the server yet. exec.lock held.
@@ -59,17 +56,11 @@ CUresult publish_sections(GraphExec& exec, Program& program) {
     Section section(payload.external());
     if (section.status()) return section.status();
     call.exec = part.number = next_number();
-    call.context = exec.context_number;
+    call.context = part.context == exec.context ? exec.context_number : part.context->number;
     call.flags = exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     if (CUresult r = section.publish(call, payload); r) return r;
   }
-  if (program.steps.size() < 2 || exec.event) return CUDA_SUCCESS;
-  return submit_with<wire::EventCreate>([&](wire::EventCreate& call) {
-    call.event = exec.event = next_number();
-    call.context = exec.context_number;
-    call.flags = CU_EVENT_DISABLE_TIMING;
-    return CUDA_SUCCESS;
-  });
+  return CUDA_SUCCESS;
 }
 
 void destroy_sections(const Program& program) {
@@ -125,23 +116,18 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     std::lock_guard guard(graph_lock());
     Graph* graph = find(handle);
     if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
-    const auto program = lower(*graph);
+    exec->context = home_of(*graph, context);
+    exec->context_number = exec->context->number;
+    const auto program = lower(*graph, *exec->context);
     if (!program) {
       problem.result = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (CUresult r = check_conditions(*graph, *program, problem); r) return r;
-    Context* of_nodes = nullptr;
-    if (!context_of_nodes(*graph, of_nodes)) {
-      log_once("graph of devices", "cuGraphInstantiate: graphs with nodes on several devices are not supported");
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    exec->context = of_nodes && of_nodes->device != context->device ? of_nodes : context;
-    exec->context_number = exec->context->number;
     exec->graph = clone_graph(*graph);
     if (!exec->graph) return CUDA_ERROR_OUT_OF_MEMORY;
     index_nodes(*exec->graph, exec->nodes);
-    exec->program = *lower(*exec->graph);
+    exec->program = *lower(*exec->graph, *exec->context);
     exec->unsure = find_stray(*exec->graph, exec->disabled) != nullptr;
   }
   if (exec->unsure)
@@ -164,7 +150,7 @@ CUresult send_changes(GraphExec& exec) {
     std::optional<Program> program;
     {
       std::lock_guard guard(graph_lock());
-      program = lower(*exec.graph);
+      program = lower(*exec.graph, *exec.context);
     }
     if (divided(*program)) return CUDA_ERROR_NOT_SUPPORTED;
     destroy_sections(exec.program);
@@ -214,7 +200,7 @@ CUresult check_pointers(GraphExec& exec) {
 CUresult check_communicators(const GraphExec& exec) {
   std::lock_guard guard(graph_lock());
   for (const LaunchStep& step : exec.program.steps) {
-    Node* const* node = std::get_if<Node*>(&step);
+    Node* const* node = std::get_if<Node*>(&step.what);
     const auto* group = node ? std::get_if<CollectivesWork>(&(*node)->work) : nullptr;
     if (!group || exec.disabled.contains(*node) || communicators_there(group->operations)) continue;
     log_once("graph without communicator", "cuGraphLaunch: the communicator of a captured collective was destroyed; "
@@ -222,82 +208,6 @@ CUresult check_communicators(const GraphExec& exec) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
-}
-
-CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
-  MirrorUse mirrors(stream, section.pinned);
-  if (CUresult r = mirrors.upload(); r) return r;
-  ManagedUse managed(stream);
-  managed.everything();
-  if (CUresult r = managed.upload(); r) return r;
-  wire::GraphLaunch call{};
-  call.exec = section.number;
-  call.stream = stream.number;
-  std::uint64_t seq = 0;
-  if (CUresult r = submit_work(stream, call, &seq); r) return r;
-  mirrors.given(seq);
-  managed.given(seq);
-  return CUDA_SUCCESS;
-}
-
-// A node that this side does, as the call that does it outside of graphs.
-CUresult do_step(const Work& work, CUstream stream) {
-  if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
-  if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
-  if (const auto* batch = std::get_if<BatchWork>(&work)) {
-    std::vector<CUstreamBatchMemOpParams> operations = batch->operations;
-    return cuStreamBatchMemOp_v2(stream, static_cast<unsigned>(operations.size()), operations.data(), batch->flags);
-  }
-  if (const auto* group = std::get_if<CollectivesWork>(&work)) return launch_collectives(*group, stream);
-  CUresult r = CUDA_SUCCESS;
-  if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
-  if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
-  return r == CUDA_ERROR_INVALID_HANDLE ? CUDA_SUCCESS : r;  // the event was destroyed: nobody can ask for it
-}
-
-// A launch of several steps comes behind the last one, whatever streams they are in.
-CUresult order_behind_last(GraphExec& exec, const StreamRef& stream) {
-  if (exec.last_stream == ~0ull || exec.last_stream == stream.number) return CUDA_SUCCESS;
-  wire::StreamWaitEvent wait{};
-  wait.stream = stream.number;
-  wait.event = exec.event;
-  std::uint64_t seq = 0;
-  if (CUresult r = submit_work(stream, wait, &seq); r) return r;
-  if (host_memory_in_use()) waits_for(stream.number, seq, exec.last_stream, exec.last_record);
-  return CUDA_SUCCESS;
-}
-
-CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
-  const bool several = exec.program.steps.size() > 1;
-  if (several && stream.context->device != exec.context->device) {
-    log_once("graph elsewhere", "cuGraphLaunch: a graph with work of the host, in a stream of another device, is not "
-                                "supported");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (several)
-    if (CUresult r = order_behind_last(exec, stream); r) return r;
-  for (const LaunchStep& step : exec.program.steps) {
-    CUresult r = CUDA_SUCCESS;
-    if (const auto* index = std::get_if<std::size_t>(&step)) {
-      r = launch_section(exec.program.sections[*index], stream);
-    } else {
-      const Node* node = std::get<Node*>(step);
-      if (exec.disabled.contains(node)) continue;
-      Work work;
-      {
-        std::lock_guard guard(graph_lock());
-        work = node->work;
-      }
-      r = do_step(work, handle);
-    }
-    if (r) return r;
-  }
-  if (!several) return CUDA_SUCCESS;
-  wire::EventRecord record{};
-  record.event = exec.event;
-  record.stream = stream.number;
-  exec.last_stream = stream.number;
-  return submit_work(stream, record, &exec.last_record);
 }
 
 // Launching into a capturing stream captures the graph as an embedded one.
@@ -384,9 +294,7 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
   std::lock_guard mine(exec->lock);
   if (context_lives(*exec)) {
     destroy_sections(exec->program);
-    wire::EventDestroy call{};
-    call.event = exec->event;
-    if (exec->event) submit(call);
+    end_lanes(*exec);
   }
   std::vector<std::shared_ptr<void>> garbage;
   exec->program = {};

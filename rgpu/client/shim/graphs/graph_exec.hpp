@@ -5,9 +5,11 @@
 // from or to host memory, a host function, an event) is a *step* between two
 // *sections* of such work, and is given to the stream as the ordinary call it
 // is: so sources are read, and results delivered, at every launch (SEMANTICS 6).
-// A graph without such nodes, the usual one, is one section.
+// A graph without such nodes, the usual one, is one section. Each section is of one device: a launch gives those of
+// other devices than its stream's to streams of the executable graph's own, ordered by events (graph_launch.cpp).
 #pragma once
 
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -17,13 +19,18 @@ namespace rgpu {
 
 struct GraphPart {
   std::uint64_t number = 0;               // of the executable graph on the wire
+  Context* context = nullptr;
   std::vector<Node*> nodes;               // each behind those it depends on
   std::vector<std::vector<std::uint32_t>> dependencies;  // indexes into nodes
   std::vector<std::uint64_t> pinned;      // words of parameters that point into pinned memory
 };
 
 // One part of a launch: a section (its index), or a node that this side does.
-using LaunchStep = std::variant<std::size_t, Node*>;
+struct LaunchStep {
+  std::variant<std::size_t, Node*> what;
+  Context* context = nullptr;           // where it runs; nullptr: wherever the launch is given
+  std::vector<std::size_t> after;       // earlier steps, of other devices, that it waits for; in order
+};
 
 struct Program {
   std::vector<GraphPart> sections;
@@ -31,6 +38,12 @@ struct Program {
   std::unordered_map<const Node*, std::pair<std::size_t, std::uint32_t>> places;  // section, index
   std::vector<std::shared_ptr<GraphMemory>> allocates;
   std::vector<CUdeviceptr> frees;
+};
+
+// What launches of several steps need in a context, made when first needed.
+struct GraphLane {
+  CUstream stream = nullptr;    // for the work of its device, where a launch's own stream is another device's
+  std::vector<CUevent> events;  // the first: behind launches given there; the others: between steps
 };
 
 struct GraphExec : Object {
@@ -47,9 +60,9 @@ struct GraphExec : Object {
   std::vector<Work> replaced;        // let go when graph_lock() is not held: that may publish calls
   bool rebuild = false;              // a change moved work between server and client, or nothing is there yet
   bool unsure = true;                // pointers of its nodes have not been looked up
-  std::uint64_t event = 0;           // recorded behind each launch that has several steps
-  std::uint64_t last_stream = ~0ull; // of the last such launch
-  std::uint64_t last_record = 0;     // call that recorded the event behind it
+  std::map<std::uint64_t, GraphLane> lanes;  // by the number of the context
+  std::uint64_t last_stream = ~0ull; // of the last launch that had several steps
+  CUevent last_event = nullptr;      // recorded behind it
 };
 
 // Where a copy within device memory begins, and how far its rows and planes are apart, in bytes (graph_lower.cpp).
@@ -63,8 +76,9 @@ inline GraphExec* find_exec(CUgraphExec handle) {
 }
 
 // graph_lower.cpp; graph_lock held
-// nullopt: a cycle, here or in an embedded graph.
-std::optional<Program> lower(const Graph& graph);
+// nullopt: a cycle, here or in an embedded graph. `home`: where work goes that names no context.
+std::optional<Program> lower(const Graph& graph, Context& home);
+Context* context_of_work(const Work& work);  // nullptr: it names none that is alive
 bool on_client(const Node& node);  // a step, not in a section
 // docs/developers/graphs.md, "Graphs"
 std::vector<std::uint8_t> encode_section(const GraphPart& section, const std::set<const Node*>& disabled);
@@ -83,6 +97,10 @@ bool on_server(const CUDA_MEMCPY3D& copy);
 // The first node, in embedded graphs too, with a pointer that is no memory of the program's for as many bytes as it
 // names; nullptr: there is none. Nodes that are disabled do nothing.
 const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled);
+
+// graph_launch.cpp: gives a launch's steps to streams. exec.lock held.
+CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle);
+void end_lanes(GraphExec& exec);
 
 // collectives.cpp: gives them to a stream. Nothing is published on an error.
 CUresult launch_collectives(const CollectivesWork& work, CUstream stream);

@@ -2,6 +2,7 @@
 // client, and the bytes of a section. graph_lock() is held by the callers.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <queue>
 
 #include "graph_exec.hpp"
@@ -212,7 +213,92 @@ bool on_client(const Node& node) {
          std::holds_alternative<CollectivesWork>(node.work);
 }
 
-std::optional<Program> lower(const Graph& graph) {
+Context* context_of_work(const Work& work) {
+  Context* its = nullptr;
+  if (auto* conditional = std::get_if<ConditionalWork>(&work)) its = conditional->condition.context;
+  if (auto* kernel = std::get_if<KernelWork>(&work)) its = kernel->context;
+  if (auto* copy = std::get_if<CopyWork>(&work)) its = copy->context;
+  if (auto* set = std::get_if<MemsetWork>(&work)) its = find(set->set.ctx);
+  if (auto* batch = std::get_if<BatchWork>(&work)) its = find(batch->context);
+  if (auto* group = std::get_if<CollectivesWork>(&work)) its = group->context;
+  if (auto* record = std::get_if<EventRecordWork>(&work)) {
+    const Event* event = find(record->event);
+    its = event ? event->context : nullptr;
+  }
+  return its && its->alive ? its : nullptr;
+}
+
+namespace {
+
+// Puts items, each behind those that it waits for, into steps.
+class Stepping {
+ public:
+  Stepping(const std::vector<Item>& items, Context& home) : items_(items), home_(home), step_of_(items.size()) {}
+
+  void on_device(std::size_t i) {
+    const std::size_t step = section_for(i);
+    GraphPart& section = program.sections[std::get<std::size_t>(program.steps[step].what)];
+    const auto index = static_cast<std::uint32_t>(section.nodes.size());
+    std::vector<std::uint32_t> before;
+    for (std::size_t other : items_[i].before)
+      if (step_of_[other] == step) before.push_back(local_[other]);
+    place(i, step);
+    local_[i] = index;
+    program.places[items_[i].node] = {std::get<std::size_t>(program.steps[step].what), index};
+    section.nodes.push_back(items_[i].node);
+    section.dependencies.push_back(std::move(before));
+    if (auto* work = std::get_if<AllocateWork>(&items_[i].node->work)) program.allocates.push_back(work->memory);
+    if (auto* work = std::get_if<FreeWork>(&items_[i].node->work)) program.frees.push_back(work->address);
+  }
+
+  void on_client(std::size_t i) {
+    open_.clear();
+    program.steps.push_back({items_[i].node, context_of_work(items_[i].node->work), {}});
+    place(i, program.steps.size() - 1);
+  }
+
+  Program program;
+
+ private:
+  // The section of its device that takes more, or a new one: behind all that the item waits for on other devices. Those
+  // take nothing more from then on, or two sections could wait for each other.
+  std::size_t section_for(std::size_t i) {
+    Context* context = context_of_work(items_[i].node->work);
+    if (!context || context->device == home_.device) context = &home_;
+    for (std::size_t other : items_[i].before) {
+      const LaunchStep& step = program.steps[step_of_[other]];
+      if (step.context && step.context->device == context->device) continue;
+      if (step.context) open_.erase(step.context->device);
+      if (auto it = open_.find(context->device); it != open_.end() && it->second < step_of_[other]) open_.erase(it);
+    }
+    const auto [it, added] = open_.try_emplace(context->device, program.steps.size());
+    if (added) {
+      program.steps.push_back({program.sections.size(), context, {}});
+      program.sections.emplace_back().context = context;
+    }
+    return it->second;
+  }
+
+  void place(std::size_t i, std::size_t step) {
+    step_of_[i] = step;
+    LaunchStep& mine = program.steps[step];
+    for (std::size_t other : items_[i].before) {
+      const LaunchStep& its = program.steps[step_of_[other]];
+      if (step_of_[other] == step || (its.context && mine.context && its.context->device == mine.context->device)) continue;
+      if (std::ranges::find(mine.after, step_of_[other]) == mine.after.end()) mine.after.push_back(step_of_[other]);
+    }
+  }
+
+  const std::vector<Item>& items_;
+  Context& home_;
+  std::vector<std::size_t> step_of_;
+  std::unordered_map<std::size_t, std::uint32_t> local_;  // item → index in its section
+  std::map<CUdevice, std::size_t> open_;                  // steps: sections that take more
+};
+
+}  // namespace
+
+std::optional<Program> lower(const Graph& graph, Context& home) {
   std::vector<Item> items;
   std::vector<std::size_t> exits;
   if (!unfold(graph, {}, items, exits) || !in_order(items, 0)) return std::nullopt;
@@ -232,41 +318,17 @@ std::optional<Program> lower(const Graph& graph) {
     for (std::size_t other : items[i].before) followers[other].push_back(i);
     if (!waiting[i]) ready(i);
   }
-  Program program;
-  std::unordered_map<std::size_t, std::uint32_t> local;  // item → index in the open section
-  bool open = false;
+  Stepping steps(items, home);
   while (!device.empty() || !client.empty()) {
-    std::size_t i;
-    if (!device.empty()) {
-      i = device.top().second;
-      device.pop();
-      if (!open) {
-        program.steps.push_back(program.sections.size());
-        program.sections.emplace_back();
-        local.clear();
-        open = true;
-      }
-      GraphPart& section = program.sections.back();
-      std::vector<std::uint32_t> before;
-      for (std::size_t other : items[i].before)
-        if (auto it = local.find(other); it != local.end()) before.push_back(it->second);
-      local[i] = static_cast<std::uint32_t>(section.nodes.size());
-      program.places[items[i].node] = {program.sections.size() - 1, local[i]};
-      section.nodes.push_back(items[i].node);
-      section.dependencies.push_back(std::move(before));
-      if (auto* work = std::get_if<AllocateWork>(&items[i].node->work)) program.allocates.push_back(work->memory);
-      if (auto* work = std::get_if<FreeWork>(&items[i].node->work)) program.frees.push_back(work->address);
-    } else {
-      i = client.top().second;
-      client.pop();
-      program.steps.push_back(items[i].node);
-      open = false;
-    }
+    auto& queue = device.empty() ? client : device;
+    const std::size_t i = queue.top().second;
+    device.empty() ? steps.on_client(i) : steps.on_device(i);
+    queue.pop();
     for (std::size_t next : followers[i])
       if (--waiting[next] == 0) ready(next);
   }
-  for (GraphPart& section : program.sections) find_pinned(section);
-  return program;
+  for (GraphPart& section : steps.program.sections) find_pinned(section);
+  return std::move(steps.program);
 }
 
 void find_pinned(GraphPart& section) {

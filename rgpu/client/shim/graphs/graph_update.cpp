@@ -20,12 +20,14 @@ void note_change(GraphExec& exec, const Node& node) {
 // Gives a node of the executable graph other work of the same kind. Both locks held.
 void replace_work(GraphExec& exec, Node& node, Work work) {
   const bool was_client = on_client(node);
+  const Context* const was = context_of_work(node.work);
   if (std::holds_alternative<CopyWork>(work) || std::holds_alternative<MemsetWork>(work) ||
       std::holds_alternative<BatchWork>(work) || std::holds_alternative<CollectivesWork>(work))
     exec.unsure = true;
   const auto before = encode_node(node);
   std::swap(node.work, work);
-  if (on_client(node) != was_client)
+  const Context* const now = context_of_work(node.work);
+  if (on_client(node) != was_client || (was && now && was->device != now->device))
     exec.rebuild = true;
   else if (!was_client && encode_node(node) != before)
     note_change(exec, node);
@@ -102,7 +104,7 @@ CUresult update(CUgraphExec handle, CUgraph graph_handle, Mismatch& found) {
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }
   take_over(*exec, *exec->graph, *graph);
-  if (auto program = lower(*exec->graph)) {  // memory nodes may name other addresses
+  if (auto program = lower(*exec->graph, *exec->context)) {  // memory nodes may name other addresses
     exec->program.allocates = std::move(program->allocates);
     exec->program.frees = std::move(program->frees);
   }

@@ -1,0 +1,205 @@
+// Launches of executable graphs: which stream each step is given to, and what orders them. See graph_exec.hpp.
+#include <algorithm>
+
+#include "capturing.hpp"
+#include "graph_exec.hpp"
+#include "managed.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
+  MirrorUse mirrors(stream, section.pinned);
+  if (CUresult r = mirrors.upload(); r) return r;
+  ManagedUse managed(stream);
+  managed.everything();
+  if (CUresult r = managed.upload(); r) return r;
+  wire::GraphLaunch call{};
+  call.exec = section.number;
+  call.stream = stream.number;
+  std::uint64_t seq = 0;
+  if (CUresult r = submit_work(stream, call, &seq); r) return r;
+  mirrors.given(seq);
+  managed.given(seq);
+  return CUDA_SUCCESS;
+}
+
+// A node that this side does, as the call that does it outside of graphs.
+CUresult do_step(const Work& work, CUstream stream) {
+  if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
+  if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
+  if (const auto* batch = std::get_if<BatchWork>(&work)) {
+    std::vector<CUstreamBatchMemOpParams> operations = batch->operations;
+    return cuStreamBatchMemOp_v2(stream, static_cast<unsigned>(operations.size()), operations.data(), batch->flags);
+  }
+  if (const auto* group = std::get_if<CollectivesWork>(&work)) return launch_collectives(*group, stream);
+  CUresult r = CUDA_SUCCESS;
+  if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
+  if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
+  return r == CUDA_ERROR_INVALID_HANDLE ? CUDA_SUCCESS : r;  // the event was destroyed: nobody can ask for it
+}
+
+// What is made in a context, whichever is current.
+template <class Make>
+CUresult make_in(const Context& context, Make&& make) {
+  if (CUresult r = cuCtxPushCurrent_v2(static_cast<CUcontext>(context.handle)); r) return r;
+  const CUresult r = make();
+  CUcontext popped;
+  cuCtxPopCurrent_v2(&popped);
+  return r;
+}
+
+// One launch of a graph with several steps. Those of the launch's own device go to its stream, those of another device to
+// a stream of the executable graph's there (a lane), behind the launch's beginning; its end is behind all of them.
+class Launch {
+ public:
+  Launch(GraphExec& exec, const StreamRef& stream, CUstream handle)
+      : exec_(exec), own_(*stream.context), own_number_(stream.number), steps_(exec.program.steps) {
+    lanes_[own_.device] = {&own_, handle, 1, {}};  // its first event is recorded behind the launch
+  }
+
+  CUresult run() {
+    if (CUresult r = begin(); r) return r;
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      if (CUresult r = take(i); r) return r;
+    return end();
+  }
+
+ private:
+  struct Lane {
+    Context* context = nullptr;
+    CUstream stream = nullptr;
+    std::size_t used = 0;                       // of its events
+    std::map<CUdevice, std::size_t> waited;     // for steps of another lane, up to the one before this
+  };
+
+  CUdevice device_of(std::size_t step) const {
+    const Context* context = steps_[step].context;
+    return context ? context->device : own_.device;
+  }
+
+  // A launch comes behind the last one, whatever streams they are in.
+  CUresult begin() {
+    needed_.resize(steps_.size());
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      for (std::size_t before : steps_[i].after)
+        if (device_of(before) != device_of(i)) needed_[before] = true;
+      several_ = several_ || device_of(i) != own_.device;
+    }
+    events_.resize(steps_.size());
+    Lane& own = lanes_[own_.device];
+    if (find(exec_.last_event) && exec_.last_stream != own_number_)
+      if (CUresult r = cuStreamWaitEvent(own.stream, exec_.last_event, 0); r) return r;
+    return several_ ? mark(own_.device, begun_) : CUDA_SUCCESS;
+  }
+
+  CUresult take(std::size_t i) {
+    const CUdevice device = device_of(i);
+    if (!lanes_.contains(device))
+      if (CUresult r = open(*steps_[i].context); r) return r;
+    Lane& lane = lanes_[device];
+    for (std::size_t before : steps_[i].after) {
+      std::size_t& waited = lane.waited[device_of(before)];
+      if (device_of(before) == device || waited > before) continue;
+      if (CUresult r = cuStreamWaitEvent(lane.stream, events_[before], 0); r) return r;
+      waited = before + 1;
+    }
+    if (CUresult r = carry_out(steps_[i], lane); r) return r;
+    return needed_[i] ? mark(device, events_[i]) : CUDA_SUCCESS;
+  }
+
+  CUresult carry_out(const LaunchStep& step, const Lane& lane) {
+    if (const auto* index = std::get_if<std::size_t>(&step.what)) {
+      StreamRef stream;
+      if (CUresult r = resolve_stream(lane.stream, stream); r) return r;
+      return launch_section(exec_.program.sections[*index], stream);
+    }
+    const Node* node = std::get<Node*>(step.what);
+    if (exec_.disabled.contains(node)) return CUDA_SUCCESS;
+    Work work;
+    {
+      std::lock_guard guard(graph_lock());
+      work = node->work;
+    }
+    return do_step(work, lane.stream);
+  }
+
+  // Its stream on a device that is not the launch's, behind the launch's beginning.
+  CUresult open(Context& context) {
+    if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    CUstream& stream = exec_.lanes[context.number].stream;
+    if (!stream)
+      if (CUresult r = make_in(context, [&] { return cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); }); r) return r;
+    lanes_[context.device] = {&context, stream, 1, {}};
+    return cuStreamWaitEvent(stream, begun_, 0);
+  }
+
+  // Records the lane's next event.
+  CUresult mark(CUdevice device, CUevent& event) {
+    Lane& lane = lanes_[device];
+    return record(lane, lane.used++, event);
+  }
+
+  CUresult record(Lane& lane, std::size_t number, CUevent& event) {
+    std::vector<CUevent>& made = exec_.lanes[lane.context->number].events;
+    while (made.size() <= number) {
+      CUevent one = nullptr;
+      const auto make = [&] { return cuEventCreate(&one, CU_EVENT_DISABLE_TIMING); };
+      if (CUresult r = make_in(*lane.context, make); r) return r;
+      made.push_back(one);
+    }
+    return cuEventRecord(event = made[number], lane.stream);
+  }
+
+  CUresult end() {
+    Lane& own = lanes_[own_.device];
+    for (auto& [device, lane] : lanes_) {
+      CUevent event = nullptr;
+      if (device == own_.device) continue;
+      if (CUresult r = mark(device, event); r) return r;
+      if (CUresult r = cuStreamWaitEvent(own.stream, event, 0); r) return r;
+    }
+    exec_.last_stream = own_number_;
+    return record(own, 0, exec_.last_event);
+  }
+
+  GraphExec& exec_;
+  Context& own_;
+  const std::uint64_t own_number_;
+  const std::vector<LaunchStep>& steps_;
+  std::map<CUdevice, Lane> lanes_;
+  std::vector<bool> needed_;      // by a later step in another lane
+  std::vector<CUevent> events_;   // behind each such step
+  CUevent begun_ = nullptr;
+  bool several_ = false;          // devices
+};
+
+}  // namespace
+
+CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
+  if (exec.program.steps.size() > 1) return Launch(exec, stream, handle).run();
+  for (const LaunchStep& step : exec.program.steps) {
+    if (const auto* index = std::get_if<std::size_t>(&step.what))
+      return launch_section(exec.program.sections[*index], stream);
+    const Node* node = std::get<Node*>(step.what);
+    Work work;
+    {
+      std::lock_guard guard(graph_lock());
+      work = node->work;
+    }
+    return exec.disabled.contains(node) ? CUDA_SUCCESS : do_step(work, handle);
+  }
+  return CUDA_SUCCESS;
+}
+
+void end_lanes(GraphExec& exec) {
+  for (auto& [context, lane] : exec.lanes) {
+    for (CUevent event : lane.events) cuEventDestroy_v2(event);
+    if (lane.stream) cuStreamDestroy_v2(lane.stream);
+  }
+  exec.lanes.clear();
+}
+
+}  // namespace rgpu
