@@ -37,7 +37,7 @@ class Fed:
     awaiting: int = 0  #: awaited calls without an answer, and answers not taken
     bugs: int = 0  #: calls so far whose arguments the shim should have refused
     bug: tuple[int, int, int] = (0, 0, 0)  #: the last of them: (call id, seq, CUresult)
-    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)  #: WAITING: (seq, call id, stream, bytes of it that follow)
+    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)  #: of WAITING, AHEAD: (seq, call id, stream, bytes that follow)
     applied: int = 0  #: every call ≤ it was applied
 
 

@@ -1,7 +1,7 @@
 """Random graphs with nodes on two devices: what each node reads is what those before it wrote, in every launch.
 
-usage: graph_devices.py GRAPHS LAUNCHES [SEED]. Kernels, copies between devices and through host memory, host functions,
-memsets; launched in streams of both devices in turn. Checks itself; prints "ok" and the number of nodes.
+usage: graph_devices.py GRAPHS LAUNCHES [SEED]. Kernels, some of them slow, copies between devices and through host
+memory, host functions, memsets; launched in streams of both devices in turn. Checks itself; prints "ok" and the number of nodes.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ N, NODES = 256, 24
 PTR, UINT = ctypes.c_void_p, ctypes.c_uint
 FOLD, FIRST = 2654435761, 0
 SOURCE = b"""
-extern "C" __global__ void fold(unsigned* out, const unsigned* a, const unsigned* b, const unsigned* launch, unsigned salt,
-                                unsigned turns) {
+extern "C" __global__ void fold(unsigned* out, const unsigned* a, const unsigned* b, const unsigned* launch,
+                                unsigned salt, unsigned turns) {
     unsigned i = threadIdx.x, nothing = 0;
     for (unsigned turn = 0; turn < turns; ++turn) nothing |= atomicAdd(&out[i], 0u) & 0u;  // some take their time
     salt += nothing;
@@ -56,7 +56,8 @@ class Graph:
         self.model: list[tuple[str, int, int, int]] = []  # of each node: how its value follows from those before it
         self.host = int(check(driver.cuMemHostAlloc(NODES * N * 4, 1)))
         self.staged = np.zeros((NODES, N), np.uint32)  # pageable
-        kinds = chance.choice([("fold",), ("fold", "fold", "copy", "set", "host"), ("fold", "pinned", "pageable", "host")])
+        kinds = chance.choice([("fold",), ("fold", "fold", "copy", "set", "host"),
+                               ("fold", "pinned", "pageable", "host")])
         nodes: list[object] = []
         for index in range(NODES):
             device = chance.randrange(2)
@@ -113,7 +114,8 @@ class Graph:
 
     def _set(self, device, before, slot, value):
         parameters = driver.CUDA_MEMSET_NODE_PARAMS()
-        parameters.dst, parameters.value, parameters.elementSize, parameters.width, parameters.height = slot, value, 4, N, 1
+        parameters.dst, parameters.value, parameters.elementSize = slot, value, 4
+        parameters.width, parameters.height = N, 1
         return check(driver.cuGraphAddMemsetNode(self.graph, before, len(before), parameters, contexts[device]))
 
     def _copy(self, device, before, to, source, kind="copy"):
@@ -146,7 +148,7 @@ chance, count = random.Random(SEED), 0
 for number in range(GRAPHS):
     graph, hosted = Graph(chance), len(seen)
     count += NODES
-    for launch in range(LAUNCHES):
+    for _ in range(LAUNCHES):
         turn = chance.randrange(2)
         check(driver.cuCtxSetCurrent(contexts[turn]))
         graph.launch(streams[turn])

@@ -82,7 +82,7 @@ for n in range(2):
     launch(add[n], streams[n], (memory[n], 7 + n), (PTR, UINT))
     graphs.append(check(driver.cuGraphInstantiate(check(driver.cuStreamEndCapture(streams[n])), 0)))
 
-# -- a graph of both: 0 changes its memory, 1 reads that and changes its own beside 0's next change, 0 reads that --------
+# -- a graph of both: 0 changes its memory, 1 reads that and changes its own, 0 reads that ----------------------------
 joints = []
 for n in range(2):
     use(n)

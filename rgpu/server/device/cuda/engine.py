@@ -23,7 +23,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 7
+VERSION = 8
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -77,7 +77,7 @@ def _library() -> ctypes.CDLL:
         "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "order": (None, e, i), "in_order": (i, e, q, q),
         "pass_order": (None, e, q), "usual": (None, e, c_uint32), "reached": (q, e), "ahead": (c_uint32, e),
-        "apply": (i, e, c_uint32, q, p, z, p, z),
+        "may_go_on": (i, e, q), "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "rest": (None, e, q, i),
         "host_functions": (None, e, i),
@@ -105,6 +105,7 @@ def _address(data: Any) -> tuple[int, int, Any]:
 
 
 CUDA_ERROR_INVALID_VALUE = 1
+_STANDING = (Came.WAITING, Came.AHEAD)  #: a record was looked at, and is to be fed again
 GRAPH = 2**64 - 1  #: in the place of a module
 
 
@@ -152,7 +153,7 @@ class Engine:
             record = Record(step.seq, step.call, args, payload, step.thread, step.flags)
         return Fed(Came(step.came), step.taken, record, step.awaiting, step.bugs,
                    (step.bug_call, step.bug_seq, step.bug_result),
-                   (step.seq, step.call, step.stream, step.payload_len) if step.came == Came.WAITING else (0, 0, 0, 0),
+                   (step.seq, step.call, step.stream, step.payload_len) if step.came in _STANDING else (0, 0, 0, 0),
                    step.applied)
 
     def given(self, records: Iterable[Record]) -> Iterable[bytes]:
@@ -160,8 +161,11 @@ class Engine:
         return map(pack_record, records)
 
     def may_go_on(self) -> bool:
-        """It waits in :meth:`feed` itself, and never returns ``AHEAD``."""
-        return True
+        """Wait 2 ms at most for room; returns whether :meth:`feed` may go on.
+
+        Without an open host function it waits itself.
+        """
+        return bool(self._lib.rge_may_go_on(self._engine, 2_000_000))
 
     def bound(self, tries: int) -> None:
         """It bounds what is under way by the time that the work takes."""

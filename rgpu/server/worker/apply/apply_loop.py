@@ -23,7 +23,7 @@ from rgpu.server.worker.apply.executor import Executor
 from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.kept_answers import KeptAnswers
 from rgpu.server.worker.apply.late_calls import LateCalls
-from rgpu.server.worker.apply.lookahead import MAY_WAIT
+from rgpu.server.worker.apply.lookahead import MAY_WAIT, LookAhead
 from rgpu.server.worker.apply.noted_effects import NotedEffects
 from rgpu.server.worker.apply.ordering import Ordering
 from rgpu.server.worker.session_text import STEP, SessionText
@@ -39,6 +39,7 @@ _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 EVER = 2**63  #: a position that no session reaches
 
+LOOKED_AT = 1 << 20  #: bytes of calls behind a full queue in which the end of host functions is looked for
 FREE_STALL = 30.0  #: seconds without any completion after which a free in a replay goes before work that may need it
 
 #: Reads on for so many seconds: the next bytes of the stream of records, kept to be fed later; none came: empty
@@ -132,7 +133,7 @@ class ApplyLoop:
         elif fed.came is Came.BEHIND:
             self._order.behind(fed.applied)
         elif fed.came is Came.AHEAD:
-            self._boundary.wait(self._path.may_go_on)
+            self._make_room(fed, view[at:])
         else:
             self._boundary.leave()
             self._boundary.check()
@@ -217,6 +218,26 @@ class ApplyLoop:
                     result=last[2], errors=bugs)
 
     # -- waiting --------------------------------------------------------------------------
+    def _make_room(self, fed: Fed, behind: memoryview) -> None:
+        """Wait until more may be given to the device.
+
+        What is under way may stand at a host function whose end lies behind: it is looked for there meanwhile.
+        """
+        ahead: LookAhead | None = None
+
+        def over() -> bool:
+            nonlocal ahead
+            if self._path.may_go_on():
+                return True
+            if (gates := self._order.gates) is not None and gates.held:
+                if ahead is None:
+                    ahead = LookAhead(gates, fed.applied + 1, (behind, *self._order.queued()), fed.waiting[3],
+                                      self.read_ahead, LOOKED_AT)
+                ahead.look()
+            return False
+
+        self._boundary.wait(over)
+
     def _wait_for(self, seq: int) -> None:
         """Wait for the work of a call that the program has observed."""
         device, answers = self._device, self._answers

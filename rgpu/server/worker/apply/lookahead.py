@@ -20,8 +20,9 @@ had been applied before the function returned.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -36,6 +37,7 @@ MAY_WAIT = frozenset(BY_NAME[name].id for name in (
     "cluster_occupancy", "host_allocate", "host_free", "stream_destroy", "graph_instantiate", "graph_exec_update",
     "graph_exec_destroy", "array_create", "array_destroy", "texture_create", "texture_place", "texture_destroy"))
 PATIENCE = 0.5  #: seconds that such a call is put off for the program's functions; then it is made in a thread
+READS = 64  #: messages read ahead between two looks
 _DONE, _COMPLETED = BY_NAME["host_function_done"].id, BY_NAME["completed"].id
 _COVERED = 36  #: bytes of a header under its own checksum
 
@@ -108,6 +110,40 @@ class DoneScanner:
         self._skip = HEADER_SIZE + padded(args_len) + padded(payload_len) - len(self._held)
         self._held.clear()
         self._need = HEADER_SIZE
+
+
+class LookAhead:
+    """Lets host functions go whose end stands behind a call that waits.
+
+    ``position``: that call. ``pieces``: what was read behind it already; ``skip``: bytes of it that come first.
+    ``read_ahead(seconds)``: the next bytes that come within that time, kept to be fed later; None: nobody can read on.
+    ``most``: bytes that are looked at.
+    """
+
+    def __init__(self, gates: Gates, position: int, pieces: Iterable[Any], skip: int,
+                 read_ahead: Callable[[float], Any] | None, most: float = math.inf) -> None:
+        self._gates, self._read_ahead, self._left = gates, read_ahead, most
+        self._scanner = DoneScanner(position, skip)
+        self._pieces = pieces
+
+    def look(self) -> bool:
+        """Look at what has come; returns whether the waiting call is known to be complete before a function's end."""
+        for data in self._pieces:
+            self._take(data)
+        self._pieces = ()
+        for _ in range(READS):
+            if self._scanner.ended or self._left <= 0 or not self._gates.held or self._read_ahead is None:
+                break
+            if not len(data := self._read_ahead(0.0)):
+                break
+            self._take(data)
+        return self._scanner.ended
+
+    def _take(self, data: Any) -> None:
+        if self._left > 0:
+            self._left -= len(data)
+            for call in self._scanner.feed(data):
+                self._gates.release(call)
 
 
 class Under:

@@ -28,7 +28,7 @@ import structlog
 from rgpu.checkpoint.device import Device
 from rgpu.server.apply_path import ApplyPath
 from rgpu.server.stalling import said
-from rgpu.server.worker.apply.lookahead import DoneScanner, Gates
+from rgpu.server.worker.apply.lookahead import Gates, LookAhead
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.journal import issue_order
 from rgpu.session.journal.issue_order import UNBOUNDED, WORK, Event, IssueOrder, State
@@ -43,7 +43,6 @@ PILE_UP = 0.002  #: seconds that a session stands still without calls piling up
 SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
 LATE = 0.002  #: seconds that calls come late without having piled up
 GAP = 0.45  #: seconds without a beat, or that a message is late, after which calls have piled up
-READS = 64  #: messages read ahead between two looks
 WINDOW = 4.0  #: seconds that the program's usual distance is the least of
 LONG = 30.0  #: seconds of looks that the distance it mostly keeps to is taken from
 MOSTLY = 0.95  #: share of them: a program that works in bursts is not behind in each of them
@@ -118,7 +117,7 @@ class Ordering:
         self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the path
         self.queued: Callable[[], Iterable[Any]] = tuple  #: bytes of records that were read ahead and not fed yet
         self._device, self._path = device, path
-        self._gates: Gates | None = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
+        self.gates: Gates | None = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
         self._lock = threading.Lock()
 
     # -- events -----------------------------------------------------------------------
@@ -233,7 +232,7 @@ class _Wait:
                  read_ahead: Callable[[float], Any] | None) -> None:
         self._ordering, self._seq, self._call, self._stream = ordering, seq, call_id, stream
         self._behind, self._skip, self._read_ahead = behind, skip, read_ahead
-        self._scanner: DoneScanner | None = None
+        self._ahead: LookAhead | None = None
         self._seen = ordering._path.reached()
         self._stuck = 0.0
 
@@ -250,7 +249,7 @@ class _Wait:
         seen = ordering._path.reached()
         self._stuck = 0.0 if seen != self._seen else self._stuck + SLICE
         self._seen = seen
-        gates = ordering._gates
+        gates = ordering.gates
         if gates is not None and gates.held and (self._look_ahead(gates) or self._in_a_function(gates)):
             ordering._path.pass_order(self._stream)
             return True
@@ -272,20 +271,7 @@ class _Wait:
 
     def _look_ahead(self, gates: Gates) -> bool:
         """Let go what is said to have returned; True: this call is known to be complete before that."""
-        scanner = self._scanner
-        if scanner is None:
-            scanner = self._scanner = DoneScanner(self._seq, self._skip)
-            for data in (self._behind, *self._ordering.queued()):
-                self._release(gates, scanner.feed(data))
-        for _ in range(READS):
-            if scanner.ended or not gates.held or self._read_ahead is None:
-                break
-            if not len(data := self._read_ahead(0.0)):
-                break
-            self._release(gates, scanner.feed(data))
-        return scanner.ended
-
-    @staticmethod
-    def _release(gates: Gates, calls: list[int]) -> None:
-        for call in calls:
-            gates.release(call)
+        if self._ahead is None:
+            pieces = (self._behind, *self._ordering.queued())
+            self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead)
+        return self._ahead.look()

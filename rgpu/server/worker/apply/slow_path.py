@@ -119,8 +119,8 @@ class SlowPath:
         return True
 
     def may_go_on(self) -> bool:
-        """Wait 20 ms at most for room; returns whether the next call may be applied."""
-        return self._device.wait_complete(self._goal, 0.02) or time.monotonic() > self._deadline
+        """Wait 2 ms at most for room; returns whether the next call may be applied."""
+        return self._device.wait_complete(self._goal, 0.002) or time.monotonic() > self._deadline
 
     def bound(self, tries: int) -> None:
         """Halve the number of calls under way for each of ``tries`` attempts in vain; 0: as usual."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.worker.apply import ordering
+from rgpu.server.worker.apply import ordering, slow_path
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
@@ -102,6 +102,27 @@ def test_a_host_function_is_let_go_by_what_lies_behind(make: Callable[[int], Ses
     else:
         session.feed(data + session("host_function_done", call=function) + session.fill(FIRST, 3))
     assert session.device.drain(5) and session.device.read(DEVICE_BASE, 1) == b"\3"
+    assert session.order["stalls"] == 0 and session.runtime.executor.bugs == 0
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["in the same message", "in one behind it"])
+def test_a_full_queue_waits_for_no_function_that_has_returned(make: Callable[[int], Session], read: bool,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live: more calls than may be under way stand behind the function, and the word that it returned behind those."""
+    monkeypatch.setattr(slow_path, "PATIENCE", 1e6)
+    session = make(0)
+    data = session("host_function", stream=FIRST)
+    function = session.seq
+    data += b"".join(session.fill(FIRST, number) for number in range(3 * slow_path.AHEAD))
+    rest = session("host_function_done", call=function) + session.fill(FIRST, 77)
+    if read:
+        come = [rest]
+        session.runtime.loop.read_ahead = lambda seconds: come.pop() if come else b""
+        session.feed(data)
+        session.feed(rest)
+    else:
+        session.feed(data + rest)
+    assert session.device.drain(5) and session.device.read(DEVICE_BASE, 1) == bytes([77])
     assert session.order["stalls"] == 0 and session.runtime.executor.bugs == 0
 
 

@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 7; }
+RGPU_API int rge_version() { return 8; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -71,6 +71,7 @@ RGPU_API void rge_usual(Engine *e, uint32_t calls) { e->usual(calls); }
 RGPU_API int rge_in_order(Engine *e, uint64_t stream, uint64_t ns) { return e->in_order(stream, ns); }
 RGPU_API void rge_pass_order(Engine *e, uint64_t stream) { e->pass_order(stream); }
 RGPU_API uint64_t rge_reached(Engine *e) { return e->reached(); }
+RGPU_API int rge_may_go_on(Engine *e, uint64_t ns) { return e->may_go_on(ns); }
 RGPU_API uint32_t rge_ahead(Engine *e) { return e->ahead(); }
 
 RGPU_API int rge_apply(Engine *e, uint32_t call, uint64_t seq, const uint8_t *args, size_t args_len,

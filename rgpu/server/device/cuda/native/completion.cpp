@@ -15,6 +15,7 @@ namespace rgpu {
 namespace {
 constexpr uint64_t kMicro = 1000;
 constexpr uint64_t kPatience = 1'000'000'000;
+constexpr uint64_t kMoment = 1'000'000;  // ns: that is waited for room before the end of host functions is looked for
 constexpr double kGoal = 20e6;  // ns of work that may be submitted: what a cut waits for
 constexpr size_t kLeast = 8, kMost = 768;  // below the driver's own limit, about 1024 launches
 }  // namespace
@@ -338,16 +339,34 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
     return static_cast<size_t>(at - body);
 }
 
-// False: interrupted. What runs longer than the goal is not run ahead of by more than a few calls.
-bool Engine::keep_pace() {
-    if (pending_ <= ahead_ || applied() < patient_until_) return true;
-    int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + kPatience, true);
+// What runs longer than the goal is not run ahead of by more than a few calls. `ahead`: with a host function open that
+// is not waited for in here, since its end may lie behind, unread.
+Pace Engine::keep_pace() {
+    if (pending_ <= ahead_ || applied() < patient_until_) return Pace::on;
+    const auto room = [&] { return pending_ <= ahead_ / 2 + 1; };
+    const bool may_hold = host_functions_.load(std::memory_order_relaxed);
+    int got = wait_until(room, now_ns() + (may_hold ? kMoment : kPatience), true);
+    if (got == 0 && may_hold) {
+        if (ahead_at_ != applied()) {
+            ahead_at_ = applied();
+            ahead_until_ = now_ns() + kPatience;
+        }
+        return Pace::ahead;
+    }
     // Behind a gate the driver's queue must not fill up: who gives more then waits inside it, with its locks and ours.
-    const auto room = [&] { return pending_ < kMost || !resting_; };
-    while (got == 0 && (got = wait_until(room, now_ns() + kPatience, true)) == 0) {}
+    const auto unfilled = [&] { return pending_ < kMost || !resting_; };
+    while (got == 0 && (got = wait_until(unfilled, now_ns() + kPatience, true)) == 0) {}
     // The device's work may wait for a call that was not applied yet (SEMANTICS 19).
     if (got > 0 && pending_ > ahead_ / 2 + 1) patient_until_ = applied() + kMarkEvery;
-    return got >= 0;
+    return got < 0 ? Pace::interrupted : Pace::on;
+}
+
+bool Engine::may_go_on(uint64_t timeout_ns) {
+    const int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + timeout_ns, true);
+    if (got) return true;  // interrupted: feed() sees that
+    if (now_ns() < ahead_until_ || (resting_ && pending_ >= kMost)) return false;
+    patient_until_ = applied() + kMarkEvery;
+    return true;
 }
 
 void Engine::poll() {

@@ -122,8 +122,9 @@ struct Graph {
     int traits = 0;  // of its kernels
 };
 
-enum class Outcome { applied, interrupted, opened, handed };
-enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3, waiting = 4, behind = 5 };
+enum class Outcome { applied, interrupted, opened, handed, ahead };
+enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3, waiting = 4, behind = 5, ahead = 6 };
+enum class Pace { on, interrupted, ahead };
 
 struct Step {  // mirrored in engine.py
     int32_t came;
@@ -144,7 +145,7 @@ struct Step {  // mirrored in engine.py
     uint64_t bug_seq;
     int32_t bug_result;
     uint32_t bug_call;
-    uint64_t stream;  // waiting: that the call gives work to; payload_len: bytes of it that are still to be fed
+    uint64_t stream;  // waiting: that the call gives work to; also ahead: payload_len: bytes of it that are still to be fed
     uint64_t waited;  // ns that feed() has waited for work of the device so far: not inside the driver
 };
 
@@ -247,6 +248,8 @@ class Engine {
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
     void rest(uint64_t stream, bool resting);  // it stands, or does not, at a gate, while it has work
+    // After `ahead`: whether more may be given to the device; waits so long.
+    bool may_go_on(uint64_t timeout_ns);
     void host_functions(bool open) { host_functions_.store(open, std::memory_order_relaxed); }  // any thread
     bool launched(uint64_t seq, uint64_t *module, uint32_t *function);
     size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
@@ -346,7 +349,7 @@ class Engine {
     void reap();
     template <typename Predicate>
     int wait_until(Predicate predicate, uint64_t deadline, bool interruptible);
-    bool keep_pace();
+    Pace keep_pace();
     void poll();
     void measure(size_t completed);
 
@@ -409,6 +412,8 @@ class Engine {
     uint32_t bug_call_ = 0;
     bool direct_ = false;           // inside apply(): errors are returned, nothing interrupts
     CUresult direct_result_ = 0;
+    uint64_t ahead_at_ = ~0ull;     // position at which feed() said `ahead`, …
+    uint64_t ahead_until_ = 0;      // … and how long that lasts, ns
     uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
 
     uint64_t loose_until_ = 0, loose_for_ = 1024;  // position up to which streams overtake as they like; the next time

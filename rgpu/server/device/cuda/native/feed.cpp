@@ -50,7 +50,8 @@ void Engine::hand_over(const RecordView &view, Step &step) {
 
 Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
     if (streams_payload(view.header.call)) {
-        if (!keep_pace()) return Outcome::interrupted;
+        if (const Pace pace = keep_pace(); pace != Pace::on)
+            return pace == Pace::ahead ? Outcome::ahead : Outcome::interrupted;
         return open_inflow(view, bad) ? Outcome::opened : Outcome::applied;
     }
     if (view.header.call == wire::Completed::id) {
@@ -66,7 +67,8 @@ Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
         observed(call.observed);
         return Outcome::applied;
     }
-    if (!keep_pace()) return Outcome::interrupted;
+    if (const Pace pace = keep_pace(); pace != Pace::on)
+        return pace == Pace::ahead ? Outcome::ahead : Outcome::interrupted;
     bool decoded = true;
     const CUresult result = call(view, false, decoded);
     if (!decoded) bad = Bad::arguments;
@@ -130,6 +132,9 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
     switch (apply_hot(view, bad)) {
         case Outcome::interrupted: return Came::interrupted;
         case Outcome::opened: return Came::all;
+        case Outcome::ahead:
+            hand_over(view, step);
+            return Came::ahead;
         case Outcome::handed:  // no awaited call
             hand_over(view, step);
             return Came::record;
@@ -198,9 +203,8 @@ void Engine::feed(const uint8_t *data, size_t size, Step &step) {
         if (came == Came::record) gathered_done_ = true;
         if (came == Came::all || came == Came::record) offset_ += need;
     }
-    if (came == Came::waiting && !gathered_.empty())  // else the whole record is fed again
-        step.payload_len = streams_payload(step.call) ? padded(step.payload_len) : 0;
-    else if (came == Came::waiting) step.payload_len = 0;
+    if (came == Came::waiting || came == Came::ahead)  // the whole record is fed again, unless parts came before
+        step.payload_len = !gathered_.empty() && streams_payload(step.call) ? padded(step.payload_len) : 0;
     step.came = static_cast<int>(came);
     step.bad = static_cast<int>(bad);
     step.taken = at;

@@ -178,3 +178,31 @@ def test_a_rebuild_loads_and_unloads_in_the_order_of_the_driver(device: Any, run
             number = decoders.decode(record.call_id, record.args).module
             done.append(f"load {number - 30}" if record.payload else f"unload {number - 30}")
     assert before == ["load 1", "load 2", "load 3", "unload 1", "load 4"] == done[1:]
+
+
+def test_a_full_queue_waits_for_no_function_that_has_returned(runtime: SessionRuntime, attach: Attach,
+                                                              journal: Journal) -> None:
+    """More calls than may be under way stand between a function and the word that it has returned: as quick as if that
+    came at once. A patience of a second was spent on each 32 calls.
+    """
+    agent = attach()
+    agent.send(journal.opened())
+    assert agent.answer(5)[0] == 0
+
+    def seconds(behind: bool) -> float:
+        began = time.monotonic()
+        agent.send(journal("host_function", stream=18))
+        function = journal.seq
+        assert agent.answer(function)[0] == 0
+        done = b"" if behind else journal("host_function_done", call=function)
+        data = done + b"".join(journal.add_one() for _ in range(500))
+        agent.send(data + (journal("host_function_done", call=function) if behind else b""), 30_000)
+        agent.send(journal("context_synchronize", context=16))
+        assert agent.answer(journal.seq)[0] == 0
+        return time.monotonic() - began
+
+    seconds(behind=False)
+    at_once, behind = (sum(seconds(which) for _ in range(3)) for which in (False, True))
+    assert behind < 20 * at_once, f"{behind} s, {at_once} s where the function returns at once"
+    agent.send(journal.read(4))
+    assert agent.answer(journal.seq)[2] == struct.pack("<I", 7 * 500) and runtime.executor.bugs == 0
