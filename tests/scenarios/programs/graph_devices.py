@@ -1,7 +1,8 @@
 """Random graphs with nodes on two devices: what each node reads is what those before it wrote, in every launch.
 
 usage: graph_devices.py GRAPHS LAUNCHES [SEED]. Kernels, some of them slow, copies between devices and through host
-memory, host functions, memsets; launched in streams of both devices in turn. Checks itself; prints "ok" and the number of nodes.
+memory, host functions, memsets; launched in streams of both devices in turn. Checks itself; prints "ok" and
+the number of nodes.
 """
 
 import ctypes
