@@ -1,7 +1,8 @@
 """torch.distributed with NCCL in several processes: every collective, messages, groups, DDP and FSDP2.
 
-usage: torch_ranks.py RANKS [--copies]. It starts one process for each rank, as torchrun does; rank 0 prints. Results of
-two ranks do not depend on the order of sums. ``--copies``: collectives only, for devices without PyTorch's kernels.
+usage: torch_ranks.py RANKS [--copies | --captured]. It starts one process for each rank, as torchrun does; rank 0
+prints. Results of two ranks do not depend on the order of sums. ``--copies``: collectives only, for devices without
+PyTorch's kernels. ``--captured``: only collectives in a CUDA graph, among kernels.
 """
 
 import os
@@ -122,14 +123,44 @@ def training(kind):
     show(f"{kind} parameters", *(one.detach() for one in whole))
 
 
+def captured():
+    weights, still = brought((64, 64), seed=70).to(HERE), torch.zeros(16, 64, device=HERE)
+
+    def layer():
+        product = still @ weights
+        dist.all_reduce(product)
+        pieces = torch.empty(RANKS * 16, 64, device=HERE)
+        dist.all_gather_into_tensor(pieces, product * (RANK + 1))
+        return product.relu(), pieces
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            layer()
+    torch.cuda.current_stream().wait_stream(side)
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        made = layer()
+    for step in range(6):
+        still.copy_(brought((16, 64), seed=100 + step))
+        graph.replay()
+        found += [one.clone() for one in made]
+    show("captured", *found)
+    graph.reset()  # a communicator ends after what was captured of it
+
+
 torch.cuda.set_device(HERE)
 dist.init_process_group("nccl", device_id=HERE)
-collectives()
-messages_and_groups()
-if "--copies" not in sys.argv:
-    training("ddp")
-    training("fsdp")
-    dist.barrier()
+if "--captured" in sys.argv:
+    captured()
+else:
+    collectives()
+    messages_and_groups()
+    if "--copies" not in sys.argv:
+        training("ddp")
+        training("fsdp")
+dist.barrier()
 dist.destroy_process_group()
 if RANK == 0:
     says("ranks", RANKS)

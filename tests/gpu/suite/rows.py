@@ -94,6 +94,8 @@ def _torch() -> list[Row]:
         _row("torch", "nccl-one", "torch.distributed, NCCL, world size 1", "torch_nccl", "--world"),
         _row("torch", "ranks", "torch.distributed, NCCL, two processes: collectives, messages, groups, DDP, FSDP2",
              "torch_ranks", "2", ranks=2, memory="4GiB", limit=240.0),
+        _row("torch", "ranks-captured", "torch.distributed, NCCL, two processes: collectives in a CUDA graph",
+             "torch_ranks", "2", "--captured", ranks=2, memory="4GiB"),
         _row("torch", "shared", "torch.multiprocessing: two processes get tensors, and send some", "torch_shared",
              memory="6GiB", limit=120.0),
         _row("torch", "nccl-two", "NCCL in one process over two GPUs", "torch_nccl", gpus=2),
