@@ -44,8 +44,8 @@ def array(width, height, depth, channels, flags=0, levels=0, form=FLOAT):
     return check(driver.cuMipmappedArrayCreate(wanted, levels) if levels else driver.cuArray3DCreate(wanted))
 
 
-def box(values, handle, out=False):
-    """Copy all of an array, from or to host memory: (depth, height, bytes)."""
+def described(values, handle, out=False):
+    """A copy of all of an array, from or to host memory: (depth, height, bytes)."""
     copy = driver.CUDA_MEMCPY3D()
     host, there = driver.CUmemorytype.CU_MEMORYTYPE_HOST, driver.CUmemorytype.CU_MEMORYTYPE_ARRAY
     depth, height, width = values.shape[0], values.shape[1], values[0, 0].nbytes
@@ -56,7 +56,11 @@ def box(values, handle, out=False):
         copy.dstMemoryType, copy.dstArray, copy.srcMemoryType, copy.srcHost = there, handle, host, values.ctypes.data
         copy.srcPitch, copy.srcHeight = width, height
     copy.WidthInBytes, copy.Height, copy.Depth = width, height, depth
-    check(driver.cuMemcpy3D(copy))
+    return copy
+
+
+def box(values, handle, out=False):
+    check(driver.cuMemcpy3D(described(values, handle, out)))
 
 
 def resource(handle, mipmapped=False):
@@ -96,23 +100,62 @@ out = check(driver.cuMemAlloc(4 * N))
 digest = hashlib.sha256()
 
 
-def launch(kernel, grid, *values):
+def launch(kernel, grid, *values, stream=0):
     kinds = {np.uint64: ctypes.c_uint64, np.int32: ctypes.c_int}
     given = [kinds[type(value)](int(value)) for value in values]
     pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
-    check(driver.cuLaunchKernel(kernel, *grid, 64, 1, 1, 0, 0, ctypes.addressof(pointers), 0))
+    check(driver.cuLaunchKernel(kernel, *grid, 64, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
+
+
+def look_at(stream=0):
+    launch(look, (8, 1, 1), np.uint64(int(out)), np.uint64(first), np.uint64(second), np.uint64(third), np.int32(N),
+           stream=stream)
+
+
+def in_graphs(stream):
+    """Copies from and to arrays, captured and as a node: done by each launch, with what is there then."""
+    fresh, back, same = (np.zeros((7, 8, 9, 1), np.float32) for _ in range(3))
+    check(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    check(driver.cuMemcpy3DAsync(described(fresh, volume), stream))
+    look_at(stream)
+    check(driver.cuMemcpy3DAsync(described(back, volume, out=True), stream))
+    graph = check(driver.cuStreamEndCapture(stream))
+    nodes = check(driver.cuGraphGetNodes(graph, 3))[0]
+    context = check(driver.cuCtxGetCurrent())
+    check(driver.cuGraphAddMemcpyNode(graph, nodes, 3, described(same, volume, out=True), context))
+    outside = described(same, volume, out=True)
+    outside.srcZ = 1
+    assert int(driver.cuGraphAddMemcpyNode(graph, [], 0, outside, context)[0]) == 1, "beyond the array"
+    executable = check(driver.cuGraphInstantiate(graph, 0))
+    for _ in range(2):
+        fresh[:] = random.random(fresh.shape, np.float32)
+        check(driver.cuGraphLaunch(executable, stream))
+        check(driver.cuStreamSynchronize(stream))
+        assert (back == fresh).all() and (same == fresh).all()
+        seen = np.empty((2, N), np.float32)
+        check(driver.cuMemcpyDtoH(seen[0].ctypes.data, out, seen[0].nbytes))
+        look_at()
+        check(driver.cuMemcpyDtoH(seen[1].ctypes.data, out, seen[1].nbytes))
+        assert (seen[0] == seen[1]).all() and seen[0].any()
+        digest.update(seen[0].tobytes())
+    check(driver.cuGraphExecDestroy(executable))
+    check(driver.cuGraphDestroy(graph))
+
+
+side = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
 
 
 for round_ in range(5):
     for step in range(3):
         launch(draw, (1, HEIGHT, 1), np.uint64(surface), np.int32(WIDTH), np.int32(HEIGHT), np.int32(step))
-        launch(look, (8, 1, 1), np.uint64(int(out)), np.uint64(first), np.uint64(second), np.uint64(third), np.int32(N))
+        look_at()
         found = np.empty(N, np.float32)
         check(driver.cuMemcpyDtoH(found.ctypes.data, out, found.nbytes))
         digest.update(found.tobytes())
     if round_ == 2:  # made after what a checkpoint may hold
         check(driver.cuTexObjectDestroy(second))
         second = texture(levels, True)
+    in_graphs(side)
     gate(round_ + 1)
 whole = np.empty((1, HEIGHT, WIDTH, 4), np.float32)
 box(whole, picture, out=True)

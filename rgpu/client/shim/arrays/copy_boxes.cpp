@@ -5,6 +5,7 @@
 #include "array.hpp"
 #include "capturing.hpp"
 #include "copying.hpp"
+#include "graph_exec.hpp"
 #include "session.hpp"
 #include "profile.hpp"
 
@@ -99,13 +100,31 @@ CUresult wait_for_stream(const StreamRef& stream) {
   return await_work(stream, call);
 }
 
-CUresult with_arrays(const Rows& from, const Rows& to, const Extent& extent, CUstream handle, bool blocking) {
+// As a node of a graph, whose launches copy it (graph_launch.cpp).
+CUDA_MEMCPY3D as_node(const Side& source, const Side& destination, const Extent& extent) {
+  CUDA_MEMCPY3D copy{};
+  copy.srcXInBytes = source.x, copy.srcY = source.y, copy.srcZ = source.z;
+  copy.srcMemoryType = source.type, copy.srcHost = source.host, copy.srcDevice = source.device;
+  copy.srcArray = source.array, copy.srcPitch = source.pitch, copy.srcHeight = source.height;
+  copy.dstXInBytes = destination.x, copy.dstY = destination.y, copy.dstZ = destination.z;
+  copy.dstMemoryType = destination.type, copy.dstHost = const_cast<void*>(destination.host);
+  copy.dstDevice = destination.device, copy.dstArray = destination.array;
+  copy.dstPitch = destination.pitch, copy.dstHeight = destination.height;
+  copy.WidthInBytes = extent.width, copy.Height = extent.height, copy.Depth = extent.depth;
+  return copy;
+}
+
+CUresult with_arrays(const Rows& from, const Rows& to, const Extent& extent, CUstream handle, bool blocking,
+                     const CUDA_MEMCPY3D& node) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(handle, stream); r) return r;
-  if (capture_open())
-    if (CUresult r = refuse_in_capture(stream, "a copy from or to a CUDA array"); r) return r;
+  if (capture_open()) {
+    if (CUresult r = blocking ? unsafe_call() : CUDA_SUCCESS; r) return r;
+    bool taken = false;
+    if (CUresult r = capture_work(stream, CopyWork{node, stream.context}, taken); r || taken) return r;
+  }
   if (from.box.array)
     if (CUresult r = box_to_memory(from.box, stream); r) return r;
   if (CUresult r = planes(from, to, extent, handle, blocking && !to.box.array); r || !to.box.array) return r;
@@ -118,8 +137,8 @@ CUresult copy_box(const Side& source, const Side& destination, const Extent& ext
   Rows from, to;
   if (CUresult r = rows_of(source, extent, from); r) return r;
   if (CUresult r = rows_of(destination, extent, to); r) return r;
-  return from.box.array || to.box.array ? with_arrays(from, to, extent, stream, blocking)
-                                        : planes(from, to, extent, stream, blocking);
+  if (!from.box.array && !to.box.array) return planes(from, to, extent, stream, blocking);
+  return with_arrays(from, to, extent, stream, blocking, as_node(source, destination, extent));
 }
 
 CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream, bool blocking) {
@@ -146,6 +165,15 @@ CUresult one_row(const Side& destination, const Side& source, std::size_t n, CUs
 }
 
 }  // namespace
+
+CUresult check_box(const CUDA_MEMCPY3D& copy) {
+  const Extent extent{copy.WidthInBytes, copy.Height, copy.Depth};
+  Rows from, to;
+  if (copy.srcLOD || copy.dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = rows_of(source_of(copy), extent, from); r) return r;
+  return rows_of(destination_of(copy), extent, to);
+}
+
 }  // namespace rgpu
 
 using namespace rgpu;

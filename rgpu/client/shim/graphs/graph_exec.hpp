@@ -71,6 +71,10 @@ struct CopyEnds {
 };
 CopyEnds ends_of(const CUDA_MEMCPY3D& copy);
 
+inline bool names_array(const CUDA_MEMCPY3D& copy) {
+  return copy.srcMemoryType == CU_MEMORYTYPE_ARRAY || copy.dstMemoryType == CU_MEMORYTYPE_ARRAY;
+}
+
 inline GraphExec* find_exec(CUgraphExec handle) {
   return static_cast<GraphExec*>(find_object(handle, Kind::graph_exec));
 }
@@ -97,6 +101,9 @@ bool on_server(const CUDA_MEMCPY3D& copy);
 // The first node, in embedded graphs too, with a pointer that is no memory of the program's for as many bytes as it
 // names; nullptr: there is none. Nodes that are disabled do nothing.
 const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled);
+
+// copy_boxes.cpp: whether a copy that names an array lies within it, and is sound otherwise.
+CUresult check_box(const CUDA_MEMCPY3D& copy);
 
 // graph_launch.cpp: gives a launch's steps to streams. exec.lock held.
 CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle);

@@ -205,6 +205,7 @@ bool on_client(const Node& node) {
   if (in_body(node)) return false;
   if (const auto* work = std::get_if<CopyWork>(&node.work)) {
     const CUDA_MEMCPY3D& c = work->copy;
+    if (names_array(c)) return true;  // through its memory: several calls
     return in_host_memory(c.srcMemoryType, c.srcMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.srcDevice) ||
            in_host_memory(c.dstMemoryType, c.dstMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.dstDevice);
   }

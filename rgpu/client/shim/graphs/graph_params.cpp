@@ -78,9 +78,10 @@ CUresult kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& p, const KernelWork* keep
 CUresult copy_work(const CUDA_MEMCPY3D& p, CUcontext handle, CopyWork& work) {
   if (CUresult r = require(); r) return r;
   if (!p.WidthInBytes || !p.Height || !p.Depth) return CUDA_ERROR_INVALID_VALUE;
-  if (p.srcMemoryType == CU_MEMORYTYPE_ARRAY || p.dstMemoryType == CU_MEMORYTYPE_ARRAY) {
-    log_once("array copy", "copies from and to CUDA arrays are not supported");
-    return CUDA_ERROR_NOT_SUPPORTED;
+  if (names_array(p)) {
+    if (CUresult r = check_box(p); r) return r;
+    work.copy = p;
+    return context_of(handle, work.context);
   }
   const std::uint64_t from = p.srcPitch ? p.srcPitch : p.WidthInBytes + p.srcXInBytes;
   const std::uint64_t to = p.dstPitch ? p.dstPitch : p.WidthInBytes + p.dstXInBytes;

@@ -23,6 +23,7 @@ std::optional<std::uint64_t> span_of(std::uint64_t pitch, std::uint64_t plane, c
 }
 
 bool stray(const CUDA_MEMCPY3D& c) {
+  if (names_array(c)) return check_box(c) != CUDA_SUCCESS;
   const CopyEnds ends = ends_of(c);
   const auto source = span_of(ends.from, ends.from_plane, c), destination = span_of(ends.to, ends.to_plane, c);
   if (!source || !destination) return true;
@@ -37,6 +38,7 @@ bool stray(const CUDA_MEMSET_NODE_PARAMS_v2& set) {
 }  // namespace
 
 bool on_server(const CUDA_MEMCPY3D& c) {
+  if (names_array(c)) return false;
   const CopyEnds ends = ends_of(c);
   const auto source = span_of(ends.from, ends.from_plane, c), destination = span_of(ends.to, ends.to_plane, c);
   const auto reachable = [](CUmemorytype type, std::uint64_t address, const std::optional<std::uint64_t>& span) {
