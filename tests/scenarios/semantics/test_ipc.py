@@ -116,6 +116,14 @@ def test_memory_goes_by_descriptor(pool: LocalPool) -> None:
         "kept [11, 22, 33]", "gone 1", "end 0"]
 
 
+def test_memory_of_a_pool(pool: LocalPool) -> None:
+    """Pointers of a pool that was made for it: opened through its descriptor, freed by each for itself."""
+    program = pool.run(sys.executable, str(PROGRAM.with_name("ipc_pools.py")), name="pools")
+    assert done(program) == [
+        "wrong 1 1 1 1 1 1", "child [11] [12] [13] True", "not so 1 1 1 1", "parent [11, 22] [12, 33] [13]",
+        "kept [11, 22]", "gone 1 1", "third [13]", "end 0"]
+
+
 def test_another_run_of_the_user_may_open_it_here_and_not_from_another_node(pool: LocalPool) -> None:
     exporter = begin(pool, "export", "exporter")
     exporter.wait_lines(1)

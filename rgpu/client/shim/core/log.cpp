@@ -53,12 +53,6 @@ void log_once(const std::string& key, const char* format, ...) {
 
 void log_unsupported(const char* name) {
   report_unsupported(name);
-  const std::string_view called = name;  // one line for all ways by which a pool is shared
-  for (std::string_view start : {"cuMemPoolExport", "cuMemPoolImport"}) {
-    if (!called.starts_with(start)) continue;
-    log_once("between processes", "%s: memory of pools cannot be shared between processes; that of cudaMalloc can", name);
-    return;
-  }
   log_once(std::string("unsupported ") + name, "%s is not supported: it returns CUDA_ERROR_NOT_SUPPORTED", name);
 }
 

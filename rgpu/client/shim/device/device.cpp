@@ -45,7 +45,6 @@ constexpr int kNeverClaimed[] = {
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
     CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
-    CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
     CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS,
@@ -192,6 +191,9 @@ bool device_attribute(const DeviceFacts& device, int attribute, int* value) {
         case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value = device.pci_domain; return true;
         case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = device.pci_bus; return true;
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = device.pci_device; return true;
+        case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+            *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;  // what of a GPU's ways is implemented, and of any device's
+            return true;
         default: break;
     }
     const auto* end = std::end(kNeverClaimed);

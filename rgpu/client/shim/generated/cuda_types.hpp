@@ -1062,6 +1062,10 @@ struct CUmemPoolProps {
     unsigned char reserved[54];
 };
 static_assert(sizeof(CUmemPoolProps) == 88);
+struct CUmemPoolPtrExportData {
+    unsigned char reserved[64];
+};
+static_assert(sizeof(CUmemPoolPtrExportData) == 64);
 struct CUmemAllocationProp {
     CUmemAllocationType type;
     CUmemAllocationHandleType requestedHandleTypes;

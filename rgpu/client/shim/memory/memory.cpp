@@ -424,6 +424,7 @@ CUresult cuMemFree_v2(CUdeviceptr dptr) {
   if (CUresult r = current(context); r) return api_.leave(r);
   if (CUresult r = unsafe_call(); r) return api_.leave(r);
   if (!dptr || free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
+  if (const auto result = free_imported(dptr)) return api_.leave(*result);
   return api_.leave(free_device(dptr));
 }
 

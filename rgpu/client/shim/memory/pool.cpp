@@ -9,22 +9,14 @@
 #include "capturing.hpp"
 #include "context.hpp"
 #include "device.hpp"
+#include "ipc.hpp"
 #include "memory.hpp"
+#include "pool.hpp"
 #include "session.hpp"
 #include "profile.hpp"
 
 namespace rgpu {
 namespace {
-
-struct Pool : Object {
-  Pool() : Object(Kind::pool) {}
-  CUdevice device = 0;
-  bool standard = false;  // the device's own: cannot be destroyed
-  std::mutex lock;        // guards the attributes
-  int reuse[3] = {1, 1, 1};
-  std::uint64_t threshold = 0;
-  std::map<CUdevice, CUmemAccess_flags> access;  // of other devices
-};
 
 // An address whose free waits for a stream, or (kEveryStream) for all work of a device, up to `seq` (0: for nothing).
 struct Deferred {
@@ -75,7 +67,13 @@ CUresult pool_of_device(CUmemoryPool* out, CUdevice device, std::vector<Pool*> P
   return CUDA_SUCCESS;
 }
 
-Pool* find_pool(CUmemoryPool handle) { return static_cast<Pool*>(find_object(handle, Kind::pool)); }
+// What cuMemAllocAsync takes from; nullptr: the program has asked for no pool.
+const Pool* current_pool(CUdevice device) {
+  Pools& p = pools();
+  std::lock_guard guard(p.lock);
+  const auto index = static_cast<std::size_t>(device);
+  return index < p.current.size() ? p.current[index] : nullptr;
+}
 
 // `pool`: whose device the memory is on; none: the stream's.
 CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle, const Pool* pool = nullptr) {
@@ -95,6 +93,8 @@ CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle, con
   Context* owner = stream.context;
   if (pool && pool->device != owner->device && !(owner = primary_context(pool->device))) return CUDA_ERROR_OUT_OF_MEMORY;
   if (CUresult r = allocate_device(*owner, size, address, 0, true); r) return r;
+  if (!pool) pool = current_pool(owner->device);
+  if (pool && pool->shareable) note_shareable(address);
   *out = address;
   return CUDA_SUCCESS;
 }
@@ -168,7 +168,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPoo
   RGPU_PROFILED(611, "cuMemAllocFromPoolAsync", dptr, bytesize, pool, hStream);
   if (CUresult r = require(); r) return api_.leave(r);
   const Pool* found = find_pool(pool);
-  if (!found) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  if (!found || found->imported) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   free_deferred();
   return api_.leave(allocate_async(dptr, bytesize, hStream, found));
 }
@@ -184,6 +184,7 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     if (CUresult r = capture_free(stream, dptr, taken); r || taken) return api_.leave(r);
   }
   if (free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
+  if (const auto result = free_imported(dptr)) return api_.leave(*result);  // waits for the device, as the stream would
   if (!hide_device(dptr)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   Pools& p = pools();
   {
@@ -209,13 +210,15 @@ CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) { return pool_of_d
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
   if (CUresult r = require(); r) return r;
   if (!pool || !poolProps || poolProps->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  if (poolProps->location.type != CU_MEM_LOCATION_TYPE_DEVICE || poolProps->handleTypes) {
-    log_once("pool props", "cuMemPoolCreate: only device memory that is not shared with other processes is supported");
+  if (poolProps->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      (poolProps->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+    log_once("pool props", "cuMemPoolCreate: only device memory is supported, shared by POSIX_FILE_DESCRIPTOR alone");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (!device_facts(poolProps->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   auto made = std::make_unique<Pool>();
   made->device = poolProps->location.id;
+  made->shareable = poolProps->handleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   void* handle = enroll(std::move(made));
   if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
   *pool = static_cast<CUmemoryPool>(handle);
@@ -291,7 +294,7 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   CUmemoryPool standard = nullptr;
   if (CUresult r = cuDeviceGetDefaultMemPool(&standard, dev); r) return r;  // also makes the tables
   Pool* found = find_pool(pool);
-  if (!found || found->device != dev) return CUDA_ERROR_INVALID_VALUE;
+  if (!found || found->device != dev || found->imported) return CUDA_ERROR_INVALID_VALUE;
   Pools& p = pools();
   std::lock_guard guard(p.lock);
   p.current[static_cast<std::size_t>(dev)] = found;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import ASYNC, LOCAL, function
+from rgpu.session.calls.functions.model import ASYNC, LOCAL, SYNC, function
 
 FUNCTIONS = (
     function(
@@ -48,12 +48,13 @@ FUNCTIONS = (
     ),
     function(
         "cuMemPoolExportPointer", "CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr",
-        "cuMemPoolExportPointer 11020",
+        "cuMemPoolExportPointer 11020", SYNC, "context_synchronize memory_export",
+        "of a pool made for POSIX_FILE_DESCRIPTOR",
     ),
     function(
         "cuMemPoolExportToShareableHandle",
         "void *handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType, unsigned long long flags",
-        "cuMemPoolExportToShareableHandle 11020",
+        "cuMemPoolExportToShareableHandle 11020", LOCAL, "", "a descriptor; only POSIX_FILE_DESCRIPTOR",
     ),
     function(
         "cuMemPoolGetAccess", "CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location",
@@ -66,11 +67,12 @@ FUNCTIONS = (
     function(
         "cuMemPoolImportFromShareableHandle",
         "CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType, unsigned long long flags",
-        "cuMemPoolImportFromShareableHandle 11020",
+        "cuMemPoolImportFromShareableHandle 11020", LOCAL, "", "a pool that nothing is allocated from",
     ),
     function(
         "cuMemPoolImportPointer", "CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData",
-        "cuMemPoolImportPointer 11020",
+        "cuMemPoolImportPointer 11020", SYNC, "memory_import memory_allocate",
+        "of a session of the same user, on the same node and device; freed by cuMemFree and cuMemFreeAsync",
     ),
     function(
         "cuMemPoolSetAccess", "CUmemoryPool pool, const CUmemAccessDesc *map, size_t count",

@@ -85,6 +85,7 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
     ("CUmemPoolProps", 88,
      "CUmemAllocationType allocType; CUmemAllocationHandleType handleTypes; CUmemLocation location; "
      "void *win32SecurityAttributes; size_t maxSize; unsigned short usage; unsigned char reserved[54];"),
+    ("CUmemPoolPtrExportData", 64, "unsigned char reserved[64];"),
     ("CUmemAllocationProp", 32,
      "CUmemAllocationType type; CUmemAllocationHandleType requestedHandleTypes; CUmemLocation location; "
      "void *win32HandleMetaData; unsigned char compressionType; unsigned char gpuDirectRDMACapable; "

@@ -40,21 +40,9 @@ CUresult make_token(Physical& physical, std::uint64_t address, std::uint64_t id)
   return CUDA_SUCCESS;
 }
 
-int file_of(const IpcToken& token) {
-  const int fd = ::memfd_create("rgpu-handle", MFD_CLOEXEC);
-  if (fd < 0) return fd;
-  if (::write(fd, token.bytes.data(), token.bytes.size()) == static_cast<ssize_t>(token.bytes.size())) return fd;
-  ::close(fd);
-  return -1;
-}
-
 std::optional<IpcToken> token_of(int fd) {
-  struct stat found;
-  char bytes[IpcToken::kSize];
-  if (::fstat(fd, &found) || !S_ISREG(found.st_mode) || found.st_size != sizeof bytes ||
-      ::pread(fd, bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
-    return std::nullopt;
-  return IpcToken(bytes);
+  const auto bytes = bytes_of_file(fd);
+  return bytes ? std::optional(IpcToken(bytes->data())) : std::nullopt;
 }
 
 // A handle of this process, its own or one that it imported, that the token names. Virtual::lock held.
@@ -77,6 +65,23 @@ CUresult import_at(const Physical& physical, std::uint64_t address) {
 }
 
 }  // namespace
+
+int file_of_bytes(const void* bytes) {
+  const int fd = ::memfd_create("rgpu-handle", MFD_CLOEXEC);
+  if (fd < 0) return fd;
+  if (::write(fd, bytes, IpcToken::kSize) == static_cast<ssize_t>(IpcToken::kSize)) return fd;
+  ::close(fd);
+  return -1;
+}
+
+std::optional<std::array<char, IpcToken::kSize>> bytes_of_file(int fd) {
+  struct stat found;
+  std::array<char, IpcToken::kSize> bytes;
+  if (::fstat(fd, &found) || !S_ISREG(found.st_mode) || found.st_size != static_cast<off_t>(bytes.size()) ||
+      ::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    return std::nullopt;
+  return bytes;
+}
 
 CUresult map_imported(Virtual& v, Physical& physical, std::uint64_t address) {
   if (CUresult r = import_at(physical, address); r) return r;
@@ -120,7 +125,7 @@ CUresult cuMemExportToShareableHandle(void* shareableHandle, CUmemGenericAllocat
     }
     if (CUresult r = make_token(*physical, physical->mapped, id); r) return r;
   }
-  const int fd = file_of(*physical->token);
+  const int fd = file_of_bytes(physical->token->bytes.data());
   if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   *static_cast<int*>(shareableHandle) = fd;
   return CUDA_SUCCESS;

@@ -4,6 +4,7 @@
 
 #include <sys/random.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -25,12 +26,14 @@ struct Exported {
 struct Imported {
   std::uint64_t size = 0, room = 0, id = 0;  // of the allocation; where its mappings begin
   unsigned opened = 0;
+  bool pooled = false;  // from another process's pool: freed, not closed
   int device = 0;
   Context* context = nullptr;
   std::array<std::uint8_t, IpcToken::kSize> token{};
 };
 
 struct Ipc {
+  std::atomic<bool> pooled{false};  // something of a pool was opened
   std::mutex changes;      // one thread exports, opens or closes at a time, and may wait for the server meanwhile
   std::shared_mutex lock;  // guards the tables; a leaf
   std::map<std::uint64_t, Exported> exported;  // by address of the allocation
@@ -43,7 +46,7 @@ Ipc& ipc() {
   return *found;
 }
 
-CUresult export_memory(const Place& place, CUipcMemHandle& handle) {
+CUresult export_memory(const Place& place, void* token) {
   if (CUresult r = wait_for_device_number(place.device, true); r) return r;  // a device may bring it into another form
   const auto secret = ipc_secret();
   wire::MemoryExport call{};
@@ -53,9 +56,9 @@ CUresult export_memory(const Place& place, CUipcMemHandle& handle) {
   Answer answer;
   if (CUresult r = await(call, nullptr, 0, answer); r) return r;
   wire::MemoryExportReply reply;
-  if (!reply.read(answer.reply.data(), answer.reply.size()) || reply.token.size != sizeof handle.reserved)
+  if (!reply.read(answer.reply.data(), answer.reply.size()) || reply.token.size != IpcToken::kSize)
     return CUDA_ERROR_UNKNOWN;
-  std::memcpy(handle.reserved, reply.token.data, sizeof handle.reserved);
+  std::memcpy(token, reply.token.data, IpcToken::kSize);
   return CUDA_SUCCESS;
 }
 
@@ -90,7 +93,7 @@ CUresult import_memory(Context& context, const IpcToken& token, Imported& found,
     forget_room(found.room);
     if (r == CUDA_ERROR_INVALID_VALUE)
       log_once("handle that opens nothing",
-               "cuIpcOpenMemHandle: the handle opens nothing here: it was freed or changed, or is not of a session of the "
+               "cuIpcOpenMemHandle (cuMemPoolImportPointer): the handle opens nothing here: it was freed or changed, or is not of a session of the "
                "same user on the same node and device; NCCL across sessions needs gangs or RGPU_NCCL=calls");
     return r;
   }
@@ -133,6 +136,75 @@ std::array<std::uint8_t, IpcToken::kSecretSize> ipc_secret() {
     if (got > 0) have += static_cast<std::size_t>(got);
   }
   return secret;
+}
+
+CUresult token_of_memory(const Place& place, void* token) {
+  Ipc& all = ipc();
+  std::lock_guard changes(all.changes);
+  {
+    std::shared_lock guard(all.lock);
+    auto it = all.exported.find(place.base);
+    if (it != all.exported.end() && it->second.id == place.id) {
+      std::memcpy(token, it->second.handle.reserved, IpcToken::kSize);
+      return CUDA_SUCCESS;
+    }
+  }
+  Exported made{place.id, {}};
+  if (CUresult r = export_memory(place, made.handle.reserved); r) return r;
+  std::memcpy(token, made.handle.reserved, IpcToken::kSize);
+  std::unique_lock guard(all.lock);
+  all.exported[place.base] = made;
+  return CUDA_SUCCESS;
+}
+
+CUresult open_memory(Context& context, const IpcToken& token, bool pooled, std::uint64_t& address) {
+  Ipc& all = ipc();
+  std::lock_guard changes(all.changes);
+  {
+    std::unique_lock guard(all.lock);
+    auto own = all.exported.find(token.number());
+    if (own != all.exported.end() && !std::memcmp(own->second.handle.reserved, token.bytes.data(), IpcToken::kSize))
+      return CUDA_ERROR_INVALID_CONTEXT;  // a process does not open what it made
+    for (auto& [at, found] : all.imported) {
+      if (found.token != token.bytes) continue;
+      if (found.context != &context || found.pooled != pooled) return CUDA_ERROR_INVALID_CONTEXT;
+      ++found.opened;
+      address = at;
+      return CUDA_SUCCESS;
+    }
+  }
+  Imported found;
+  if (CUresult r = import_memory(context, token, found, address); r) return r;
+  std::unique_lock guard(all.lock);
+  found.id = all.next_id++;
+  if ((found.pooled = pooled)) all.pooled.store(true, std::memory_order_release);
+  all.imported[address] = found;
+  return CUDA_SUCCESS;
+}
+
+namespace {
+
+// Once less open; at the last time it goes. nullopt: nothing of that kind is there.
+std::optional<CUresult> close_memory(std::uint64_t address, bool pooled) {
+  Ipc& all = ipc();
+  std::lock_guard changes(all.changes);
+  Imported ended;
+  {
+    std::unique_lock guard(all.lock);
+    auto it = all.imported.find(address);
+    if (it == all.imported.end() || it->second.pooled != pooled) return std::nullopt;
+    if (--it->second.opened) return CUDA_SUCCESS;
+    ended = it->second;
+    all.imported.erase(it);
+  }
+  return end_import(address, ended);
+}
+
+}  // namespace
+
+std::optional<CUresult> free_imported(std::uint64_t address) {
+  if (!ipc().pooled.load(std::memory_order_acquire)) return std::nullopt;
+  return close_memory(address, true);
 }
 
 bool exported_memory(std::uint64_t address) {
@@ -181,22 +253,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr) {
   if (CUresult r = unsafe_call(); r) return api_.leave(r);
   const Place place = place_of(dptr);
   if (!pHandle || !place.exportable) return api_.leave(CUDA_ERROR_INVALID_VALUE);
-  Ipc& all = ipc();
-  std::lock_guard changes(all.changes);
-  {
-    std::shared_lock guard(all.lock);
-    auto it = all.exported.find(place.base);
-    if (it != all.exported.end() && it->second.id == place.id) {
-      *pHandle = it->second.handle;
-      return api_.leave(CUDA_SUCCESS);
-    }
-  }
-  CUipcMemHandle made{};
-  if (CUresult r = export_memory(place, made); r) return api_.leave(r);
-  std::unique_lock guard(all.lock);
-  all.exported[place.base] = {place.id, made};
-  *pHandle = made;
-  return api_.leave(CUDA_SUCCESS);
+  return api_.leave(token_of_memory(place, pHandle->reserved));
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags) {
@@ -207,27 +264,8 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* pdptr, CUipcMemHandle handle, unsign
   const IpcToken token(handle.reserved);
   if (!pdptr || Flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || !token.is(IpcToken::memory))
     return api_.leave(CUDA_ERROR_INVALID_VALUE);
-  Ipc& all = ipc();
-  std::lock_guard changes(all.changes);
-  {
-    std::unique_lock guard(all.lock);
-    auto own = all.exported.find(token.number());
-    if (own != all.exported.end() && !std::memcmp(own->second.handle.reserved, handle.reserved, sizeof handle.reserved))
-      return api_.leave(CUDA_ERROR_INVALID_CONTEXT);  // a process does not open what it made
-    for (auto& [address, found] : all.imported) {
-      if (found.token != token.bytes) continue;
-      if (found.context != context) return api_.leave(CUDA_ERROR_INVALID_CONTEXT);
-      ++found.opened;
-      *pdptr = address;
-      return api_.leave(CUDA_SUCCESS);
-    }
-  }
-  Imported found;
   std::uint64_t address = 0;
-  if (CUresult r = import_memory(*context, token, found, address); r) return api_.leave(r);
-  std::unique_lock guard(all.lock);
-  found.id = all.next_id++;
-  all.imported[address] = found;
+  if (CUresult r = open_memory(*context, token, false, address); r) return api_.leave(r);
   *pdptr = address;
   return api_.leave(CUDA_SUCCESS);
 }
@@ -237,18 +275,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return api_.leave(r);
   if (CUresult r = unsafe_call(); r) return api_.leave(r);
-  Ipc& all = ipc();
-  std::lock_guard changes(all.changes);
-  Imported ended;
-  {
-    std::unique_lock guard(all.lock);
-    auto it = all.imported.find(dptr);
-    if (it == all.imported.end()) return api_.leave(CUDA_ERROR_INVALID_VALUE);
-    if (--it->second.opened) return api_.leave(CUDA_SUCCESS);
-    ended = it->second;
-    all.imported.erase(it);
-  }
-  return api_.leave(end_import(dptr, ended));
+  return api_.leave(close_memory(dptr, false).value_or(CUDA_ERROR_INVALID_VALUE));
 }
 
 }  // extern "C"
