@@ -1,4 +1,4 @@
-"""Two processes share memory of a pool: its descriptor goes over a socket, its pointers as bytes; both write and free."""
+"""Two processes share memory of a pool: a descriptor goes over a socket, pointers as bytes; both write, both free."""
 
 import os
 import socket
