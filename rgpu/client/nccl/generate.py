@@ -48,8 +48,8 @@ def exports() -> str:
 
 
 def version_script() -> str:
-    """symbols.map: the names of NCCL and nothing else."""
-    return generated.version_script(twin for name in symbols() for twin in (name, f"p{name}"))
+    """symbols.map: the names of NCCL, and dlopen, which it stands before (dlopen.cpp)."""
+    return generated.version_script(["dlopen", *(twin for name in symbols() for twin in (name, f"p{name}"))])
 
 
 #: path from the checkout's root → what makes its text

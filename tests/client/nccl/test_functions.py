@@ -44,6 +44,49 @@ def test_without_an_agent_there_is_an_error_and_no_crash() -> None:
     assert done.stdout == "as it should be\n", done.stderr
 
 
+#: A library that opens another by its plain name, which only its own RUNPATH leads to.
+OPENER = """
+#include <dlfcn.h>
+extern "C" void *open_it() { return dlopen("libonly_here.so", RTLD_NOW); }
+"""
+BY_PATH = """
+import ctypes, sys
+folder = sys.argv[1]
+ours = ctypes.CDLL("libnccl.so.2")._handle
+for name in ("libnccl.so", "libnccl.so.2", "libnccl.so.2.28.9"):
+    assert ctypes.CDLL(f"{folder}/{name}")._handle == ours, name
+    assert hasattr(ctypes.CDLL(f"{folder}/{name}"), "ncclGetVersion")
+assert ctypes.CDLL(f"{folder}/libnccl-net.so")._handle != ours
+try:
+    ctypes.CDLL(f"{folder}/nowhere/libnccl.so.2")
+except OSError as error:
+    assert "nowhere" in str(error)
+else:
+    raise SystemExit("what is not there was opened")
+opener = ctypes.CDLL(f"{folder}/libopener.so")
+opener.open_it.restype = ctypes.c_void_p
+assert opener.open_it(), "the loader does not see who asks"
+print("as it should be")
+"""
+
+
+def test_a_program_that_opens_it_by_a_path_gets_ours(tmp_path: Path) -> None:
+    def build(name: str, text: str, *options: str) -> None:
+        subprocess.run(["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", tmp_path / name, *options], input=text,
+                       text=True, check=True)
+
+    for name in ("libnccl.so", "libnccl.so.2", "libnccl.so.2.28.9", "libnccl-net.so"):
+        build(name, "extern \"C\" int nothing() { return 0; }")
+    (tmp_path / "inner").mkdir()
+    build("inner/libonly_here.so", "extern \"C\" int nothing() { return 0; }")
+    build("libopener.so", OPENER, "-Wl,-rpath,$ORIGIN/inner", "-Wl,--enable-new-dtags", "-ldl")
+    library = libraries()
+    done = subprocess.run([sys.executable, "-c", BY_PATH, tmp_path], capture_output=True, text=True, env={
+        "PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(library),
+        "LD_PRELOAD": f"{library}/libcuda.so.1:{library}/nccl/{COLLECTIVES}"})
+    assert done.stdout == "as it should be\n", done.stderr
+
+
 def test_it_is_put_in_front_only_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "nccl").mkdir()
     (tmp_path / "nccl" / COLLECTIVES).touch()
