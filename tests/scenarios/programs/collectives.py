@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-RANKS, COUNT, FLOAT32, SUM = 3, 4096, 7, 0
+RANKS, COUNT, FLOAT32, SUM, LEAST = 3, 4096, 7, 0, 3
 
 
 def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:
@@ -71,29 +71,45 @@ def pointer(value: object, offset: int = 0) -> ctypes.c_void_p:
     return ctypes.c_void_p(int(value) + offset)  # type: ignore[call-overload]
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def nothing(data: object) -> None:
+    """A function of the host, which a launch gives later than what does not wait for it."""
+
+
 class Captured:
-    """A step as a graph: a copy, then a group of two collectives in two streams, then a copy behind each."""
+    """A step as a graph: a copy, then a group of two collectives in two streams, a copy behind one, another collective
+    beside them in a third. Rank 0 has a function of the host before the group: ranks agree on the order all the same.
+    """
 
     def __init__(self, comm: ctypes.c_void_p, rank: int, memory: object, stream: object) -> None:
         self.rank, self.stream = rank, stream
-        self.own, self.every, self.after = (check(driver.cuMemAlloc(COUNT * 4 * n)) for n in (1, RANKS, RANKS))
-        side = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        begin, end = (check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)) for _ in range(2))
+        self.own, self.least, self.every, self.after = (check(driver.cuMemAlloc(COUNT * 4 * n))
+                                                        for n in (1, 1, RANKS, RANKS))
+        side, other = (check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)) for _ in range(2))
+        begin, end, last = (check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+                            for _ in range(3))
         check(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         check(driver.cuMemcpyDtoDAsync(self.own, memory, COUNT * 4, stream))
         check(driver.cuEventRecord(begin, stream))
         check(driver.cuStreamWaitEvent(side, begin, 0))
+        check(driver.cuStreamWaitEvent(other, begin, 0))
+        if not rank:
+            # not by cuda-python, which frees what it wraps the function in after the first call
+            assert ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(pointer(stream), nothing, None) == 0
         ok(nccl.ncclGroupStart())
         ok(nccl.ncclAllReduce(pointer(memory), pointer(memory), ctypes.c_size_t(COUNT), FLOAT32, SUM, comm,
                               pointer(stream)))
         ok(nccl.ncclAllGather(pointer(self.own), pointer(self.every), ctypes.c_size_t(COUNT), FLOAT32, comm,
                               pointer(side)))
         ok(nccl.ncclGroupEnd())
+        ok(nccl.ncclAllReduce(pointer(self.own), pointer(self.least), ctypes.c_size_t(COUNT), FLOAT32, LEAST, comm,
+                              pointer(other)))
         check(driver.cuMemcpyDtoDAsync(self.after, self.every, COUNT * 4 * RANKS, side))
-        check(driver.cuEventRecord(end, side))
-        check(driver.cuStreamWaitEvent(stream, end, 0))
+        for event, where in ((end, side), (last, other)):
+            check(driver.cuEventRecord(event, where))
+            check(driver.cuStreamWaitEvent(stream, event, 0))
         graph = check(driver.cuStreamEndCapture(stream))
-        assert check(driver.cuGraphGetNodes(graph, 0))[1] == 3, "copy, group, copy"
+        assert check(driver.cuGraphGetNodes(graph, 0))[1] == 4 + (not rank), "copy, group, copy, collective"
         self.graph = check(driver.cuGraphInstantiate(graph, 0))
         check(driver.cuGraphDestroy(graph))
 
@@ -104,6 +120,9 @@ class Captured:
         """What all ranks brought is there, in their order."""
         found = np.zeros((RANKS, COUNT), np.float32)
         check(driver.cuMemcpyDtoH(found.ctypes.data, self.after, found.nbytes))
+        least = np.zeros(COUNT, np.float32)
+        check(driver.cuMemcpyDtoH(least.ctypes.data, self.least, least.nbytes))
+        assert np.array_equal(least, found.min(axis=0)), f"step {step}"
         for rank in range(RANKS):
             assert np.array_equal(found[rank], gradient(rank, step, weights)), f"rank {rank} in step {step}"
 

@@ -56,7 +56,7 @@ CUresult publish_sections(GraphExec& exec, Program& program) {
     Section section(payload.external());
     if (section.status()) return section.status();
     call.exec = part.number = next_number();
-    call.context = part.context == exec.context ? exec.context_number : part.context->number;
+    call.context = part.life.number;
     call.flags = exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     if (CUresult r = section.publish(call, payload); r) return r;
   }
@@ -67,7 +67,7 @@ void destroy_sections(const Program& program) {
   for (const GraphPart& section : program.sections) {
     wire::GraphExecDestroy call{};
     call.exec = section.number;
-    if (section.number) submit(call);
+    if (section.number && !section.life.over()) submit(call);  // else it ended with the context
   }
 }
 
@@ -143,6 +143,11 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
 
 // ---------------------------------------------------------------- launches
 
+bool misplaced_now(const GraphExec& exec) {
+  std::lock_guard guard(graph_lock());
+  return misplaced(*exec.graph) != nullptr;
+}
+
 // Tells the server what was changed since the last launch. exec.lock held.
 CUresult send_changes(GraphExec& exec) {
   exec.replaced.clear();
@@ -152,7 +157,7 @@ CUresult send_changes(GraphExec& exec) {
       std::lock_guard guard(graph_lock());
       program = lower(*exec.graph, *exec.context);
     }
-    if (divided(*program)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (divided(*program) || misplaced_now(exec)) return CUDA_ERROR_NOT_SUPPORTED;
     destroy_sections(exec.program);
     exec.program = std::move(*program);  // its edges are those of a graph that was in order
     exec.rebuild = false;
@@ -196,13 +201,18 @@ CUresult check_pointers(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
-// Those that a launch would give collectives to still are: nothing is launched before that is seen. exec.lock held.
-CUresult check_communicators(const GraphExec& exec) {
+// What steps need is still there: contexts, communicators, arrays. Nothing is launched before that is seen. exec.lock held.
+CUresult check_steps(const GraphExec& exec) {
   std::lock_guard guard(graph_lock());
   for (const LaunchStep& step : exec.program.steps) {
+    if (step.life.over()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     Node* const* node = std::get_if<Node*>(&step.what);
-    const auto* group = node ? std::get_if<CollectivesWork>(&(*node)->work) : nullptr;
-    if (!group || exec.disabled.contains(*node) || communicators_there(group->operations)) continue;
+    if (!node || exec.disabled.contains(*node)) continue;
+    const auto* copy = std::get_if<CopyWork>(&(*node)->work);
+    if (copy && names_array(copy->copy))
+      if (CUresult r = check_box(copy->copy); r) return r;
+    const auto* group = std::get_if<CollectivesWork>(&(*node)->work);
+    if (!group || communicators_there(group->operations)) continue;
     log_once("graph without communicator", "cuGraphLaunch: the communicator of a captured collective was destroyed; "
                                            "nothing was launched");
     return CUDA_ERROR_INVALID_VALUE;
@@ -244,7 +254,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
     if (CUresult r = capture_launch(*exec, stream, taken); r || taken) return r;
   }
   if (CUresult r = check_pointers(*exec); r) return r;
-  if (CUresult r = check_communicators(*exec); r) return r;
+  if (CUresult r = check_steps(*exec); r) return r;
   const bool free_first = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   if (CUresult r = begin_graph_memory(exec->program.allocates, free_first); r) return r;
   if (CUresult r = send_changes(*exec); r) return r;
@@ -292,10 +302,8 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
   GraphExec* exec = find_exec(hGraphExec);
   if (!exec || !retire(exec)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard mine(exec->lock);
-  if (context_lives(*exec)) {
-    destroy_sections(exec->program);
-    end_lanes(*exec);
-  }
+  destroy_sections(exec->program);
+  end_lanes(*exec);
   std::vector<std::shared_ptr<void>> garbage;
   exec->program = {};
   exec->replaced.clear();

@@ -17,9 +17,17 @@
 
 namespace rgpu {
 
+// A context in the life that it has: after a reset its number is another one.
+struct ContextLife {
+  Context* context = nullptr;
+  std::uint64_t number = 0;
+  explicit ContextLife(Context* of = nullptr) : context(of), number(of ? of->number : 0) {}
+  bool over() const { return context && (!context->alive || context->number != number); }
+};
+
 struct GraphPart {
   std::uint64_t number = 0;               // of the executable graph on the wire
-  Context* context = nullptr;
+  ContextLife life;
   std::vector<Node*> nodes;               // each behind those it depends on
   std::vector<std::vector<std::uint32_t>> dependencies;  // indexes into nodes
   std::vector<std::uint64_t> pinned;      // words of parameters that point into pinned memory
@@ -28,7 +36,7 @@ struct GraphPart {
 // One part of a launch: a section (its index), or a node that this side does.
 struct LaunchStep {
   std::variant<std::size_t, Node*> what;
-  Context* context = nullptr;           // where it runs; nullptr: wherever the launch is given
+  ContextLife life;                     // of the context where it runs; none: wherever the launch is given
   std::vector<std::size_t> after;       // earlier steps, of other devices, that it waits for; in order
 };
 
@@ -42,6 +50,8 @@ struct Program {
 
 // What launches of several steps need in a context, made when first needed.
 struct GraphLane {
+  explicit GraphLane(ContextLife its) : life(its) {}
+  ContextLife life;
   CUstream stream = nullptr;    // for the work of its device, where a launch's own stream is another device's
   std::vector<CUevent> events;  // the first: behind launches given there; the others: between steps
 };
@@ -62,7 +72,8 @@ struct GraphExec : Object {
   bool unsure = true;                // pointers of its nodes have not been looked up
   std::map<std::uint64_t, GraphLane> lanes;  // by the number of the context
   std::uint64_t last_stream = ~0ull; // of the last launch that had several steps
-  CUevent last_event = nullptr;      // recorded behind it
+  CUevent last_event = nullptr;      // recorded behind it …
+  ContextLife last_life;             // … in that context
 };
 
 // Where a copy within device memory begins, and how far its rows and planes are apart, in bytes (graph_lower.cpp).
@@ -94,8 +105,9 @@ bool divided(const Program& program);
 void find_pinned(GraphPart& section);
 
 // graph_pointers.cpp; graph_lock held
-// Bodies of conditional nodes hold work of the device alone, as with a driver: a node of another kind, or nullptr.
-Node* misplaced(const Graph& graph, bool body = false);
+// Bodies of conditional nodes hold work of the device alone, as with a driver, and of the condition's one: a node that is
+// not so, or nullptr. `body`: the graph is one, of that condition.
+Node* misplaced(const Graph& graph, const Condition* body = nullptr);
 // A copy that a server can do in a body of a conditional node: host memory is pinned, so it has a mirror there.
 bool on_server(const CUDA_MEMCPY3D& copy);
 // The first node, in embedded graphs too, with a pointer that is no memory of the program's for as many bytes as it

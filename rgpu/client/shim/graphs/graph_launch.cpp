@@ -36,9 +36,16 @@ CUresult do_step(const Work& work, CUstream stream) {
   }
   if (const auto* group = std::get_if<CollectivesWork>(&work)) return launch_collectives(*group, stream);
   CUresult r = CUDA_SUCCESS;
-  if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
-  if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
-  return r == CUDA_ERROR_INVALID_HANDLE ? CUDA_SUCCESS : r;  // the event was destroyed: nobody can ask for it
+  bool there = false;
+  if (const auto* record = std::get_if<EventRecordWork>(&work)) {
+    there = find(record->event);
+    r = cuEventRecord(record->event, stream);
+  }
+  if (const auto* wait = std::get_if<EventWaitWork>(&work)) {
+    there = find(wait->event);
+    r = cuStreamWaitEvent(stream, wait->event, 0);
+  }
+  return r == CUDA_ERROR_INVALID_HANDLE && !there ? CUDA_SUCCESS : r;  // it was destroyed: nobody can ask for it
 }
 
 // What is made in a context, whichever is current.
@@ -62,9 +69,10 @@ class Launch {
 
   CUresult run() {
     if (CUresult r = begin(); r) return r;
-    for (std::size_t i = 0; i < steps_.size(); ++i)
-      if (CUresult r = take(i); r) return r;
-    return end();
+    CUresult result = CUDA_SUCCESS;
+    for (std::size_t i = 0; i < steps_.size() && !result; ++i) result = take(i);
+    const CUresult ended = end();  // also of a part: what was given is behind the launch's stream
+    return result ? result : ended;
   }
 
  private:
@@ -76,7 +84,7 @@ class Launch {
   };
 
   CUdevice device_of(std::size_t step) const {
-    const Context* context = steps_[step].context;
+    const Context* context = steps_[step].life.context;
     return context ? context->device : own_.device;
   }
 
@@ -90,7 +98,7 @@ class Launch {
     }
     events_.resize(steps_.size());
     Lane& own = lanes_[own_.device];
-    if (find(exec_.last_event) && exec_.last_stream != own_number_)
+    if (exec_.last_event && !exec_.last_life.over() && exec_.last_stream != own_number_)
       if (CUresult r = cuStreamWaitEvent(own.stream, exec_.last_event, 0); r) return r;
     return several_ ? mark(own_.device, begun_) : CUDA_SUCCESS;
   }
@@ -98,7 +106,7 @@ class Launch {
   CUresult take(std::size_t i) {
     const CUdevice device = device_of(i);
     if (!lanes_.contains(device))
-      if (CUresult r = open(*steps_[i].context); r) return r;
+      if (CUresult r = open(*steps_[i].life.context); r) return r;
     Lane& lane = lanes_[device];
     for (std::size_t before : steps_[i].after) {
       std::size_t& waited = lane.waited[device_of(before)];
@@ -129,12 +137,14 @@ class Launch {
   // Its stream on a device that is not the launch's, behind the launch's beginning.
   CUresult open(Context& context) {
     if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    CUstream& stream = exec_.lanes[context.number].stream;
+    CUstream& stream = lane_of(context).stream;
     if (!stream)
       if (CUresult r = make_in(context, [&] { return cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); }); r) return r;
     lanes_[context.device] = {&context, stream, 1, {}};
     return cuStreamWaitEvent(stream, begun_, 0);
   }
+
+  GraphLane& lane_of(Context& context) { return exec_.lanes.try_emplace(context.number, ContextLife(&context)).first->second; }
 
   // Records the lane's next event.
   CUresult mark(CUdevice device, CUevent& event) {
@@ -143,7 +153,7 @@ class Launch {
   }
 
   CUresult record(Lane& lane, std::size_t number, CUevent& event) {
-    std::vector<CUevent>& made = exec_.lanes[lane.context->number].events;
+    std::vector<CUevent>& made = lane_of(*lane.context).events;
     while (made.size() <= number) {
       CUevent one = nullptr;
       const auto make = [&] { return cuEventCreate(&one, CU_EVENT_DISABLE_TIMING); };
@@ -162,6 +172,7 @@ class Launch {
       if (CUresult r = cuStreamWaitEvent(own.stream, event, 0); r) return r;
     }
     exec_.last_stream = own_number_;
+    exec_.last_life = ContextLife(&own_);
     return record(own, 0, exec_.last_event);
   }
 
@@ -179,7 +190,11 @@ class Launch {
 }  // namespace
 
 CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
-  if (exec.program.steps.size() > 1) return Launch(exec, stream, handle).run();
+  const auto elsewhere = [&](const LaunchStep& step) {  // a section alone may be given to any device's stream
+    return std::holds_alternative<Node*>(step.what) && step.life.context && step.life.context->device != stream.context->device;
+  };
+  if (exec.program.steps.size() > 1 || std::ranges::any_of(exec.program.steps, elsewhere))
+    return Launch(exec, stream, handle).run();
   for (const LaunchStep& step : exec.program.steps) {
     if (const auto* index = std::get_if<std::size_t>(&step.what))
       return launch_section(exec.program.sections[*index], stream);
@@ -195,7 +210,8 @@ CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
 }
 
 void end_lanes(GraphExec& exec) {
-  for (auto& [context, lane] : exec.lanes) {
+  for (auto& [number, lane] : exec.lanes) {
+    if (lane.life.over()) continue;  // they ended with it
     for (CUevent event : lane.events) cuEventDestroy_v2(event);
     if (lane.stream) cuStreamDestroy_v2(lane.stream);
   }

@@ -254,7 +254,7 @@ class Stepping {
 
   void on_client(std::size_t i) {
     open_.clear();
-    program.steps.push_back({items_[i].node, context_of_work(items_[i].node->work), {}});
+    program.steps.push_back({items_[i].node, ContextLife(context_of_work(items_[i].node->work)), {}});
     place(i, program.steps.size() - 1);
   }
 
@@ -267,15 +267,15 @@ class Stepping {
     Context* context = context_of_work(items_[i].node->work);
     if (!context || context->device == home_.device) context = &home_;
     for (std::size_t other : items_[i].before) {
-      const LaunchStep& step = program.steps[step_of_[other]];
-      if (step.context && step.context->device == context->device) continue;
-      if (step.context) open_.erase(step.context->device);
+      const Context* its = program.steps[step_of_[other]].life.context;
+      if (its && its->device == context->device) continue;
+      if (its) open_.erase(its->device);
       if (auto it = open_.find(context->device); it != open_.end() && it->second < step_of_[other]) open_.erase(it);
     }
     const auto [it, added] = open_.try_emplace(context->device, program.steps.size());
     if (added) {
-      program.steps.push_back({program.sections.size(), context, {}});
-      program.sections.emplace_back().context = context;
+      program.steps.push_back({program.sections.size(), ContextLife(context), {}});
+      program.sections.emplace_back().life = ContextLife(context);
     }
     return it->second;
   }
@@ -284,8 +284,8 @@ class Stepping {
     step_of_[i] = step;
     LaunchStep& mine = program.steps[step];
     for (std::size_t other : items_[i].before) {
-      const LaunchStep& its = program.steps[step_of_[other]];
-      if (step_of_[other] == step || (its.context && mine.context && its.context->device == mine.context->device)) continue;
+      const Context *its = program.steps[step_of_[other]].life.context, *here = mine.life.context;
+      if (step_of_[other] == step || (its && here && its->device == here->device)) continue;
       if (std::ranges::find(mine.after, step_of_[other]) == mine.after.end()) mine.after.push_back(step_of_[other]);
     }
   }

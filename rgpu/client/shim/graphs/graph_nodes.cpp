@@ -96,6 +96,7 @@ CUresult set(CUgraphNode handle, CUgraphNodeParams& params) {
     old = node->work;
   }
   if (CUresult r = any_work(params, &old, now); r) return r;
+  if (now.index() != old.index()) return CUDA_ERROR_INVALID_VALUE;  // a captured collective says it is a host node
   std::lock_guard guard(graph_lock());
   Node* node = find(handle);
   if (!node) return CUDA_ERROR_INVALID_VALUE;

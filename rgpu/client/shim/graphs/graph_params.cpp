@@ -108,6 +108,7 @@ CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS_v2& p, MemsetWork& work) {
   if (!p.width || !p.height || __builtin_mul_overflow(p.width, std::size_t{p.elementSize}, &bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (p.dst % p.elementSize || (p.height > 1 && (p.pitch < bytes || p.pitch % p.elementSize))) return CUDA_ERROR_INVALID_VALUE;
   work.set = p;
+  work.set.ctx = static_cast<CUcontext>(context->handle);
   return CUDA_SUCCESS;
 }
 
@@ -116,7 +117,7 @@ CUresult batch_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& p, BatchWork& work) {
   Context* context = nullptr;
   if (CUresult r = context_of(p.ctx, context); r) return r;
   if (CUresult r = check_operations(p.count, p.paramArray, p.flags); r) return r;
-  work = {{p.paramArray, p.paramArray + p.count}, p.ctx, p.flags};
+  work = {{p.paramArray, p.paramArray + p.count}, static_cast<CUcontext>(context->handle), p.flags};
   return CUDA_SUCCESS;
 }
 

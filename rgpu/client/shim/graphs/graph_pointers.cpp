@@ -23,12 +23,13 @@ std::optional<std::uint64_t> span_of(std::uint64_t pitch, std::uint64_t plane, c
 }
 
 bool stray(const CUDA_MEMCPY3D& c) {
-  if (names_array(c)) return check_box(c) != CUDA_SUCCESS;
+  if (names_array(c) && check_box(c)) return true;
   const CopyEnds ends = ends_of(c);
   const auto source = span_of(ends.from, ends.from_plane, c), destination = span_of(ends.to, ends.to_plane, c);
   if (!source || !destination) return true;
-  return (c.srcMemoryType != CU_MEMORYTYPE_HOST && !there(c.srcMemoryType, ends.source, *source)) ||
-         (c.dstMemoryType != CU_MEMORYTYPE_HOST && !there(c.dstMemoryType, ends.destination, *destination));
+  const auto addressed = [](CUmemorytype type) { return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED; };
+  return (addressed(c.srcMemoryType) && !there(c.srcMemoryType, ends.source, *source)) ||
+         (addressed(c.dstMemoryType) && !there(c.dstMemoryType, ends.destination, *destination));
 }
 
 bool stray(const CUDA_MEMSET_NODE_PARAMS_v2& set) {
@@ -63,7 +64,7 @@ const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled
   return nullptr;
 }
 
-Node* misplaced(const Graph& graph, bool body) {
+Node* misplaced(const Graph& graph, const Condition* body) {
   for (Node* node : graph.nodes) {
     const Work& work = node->work;
     if (const auto* copy = std::get_if<CopyWork>(&work); body && copy && !on_server(copy->copy)) return node;
@@ -71,8 +72,11 @@ Node* misplaced(const Graph& graph, bool body) {
                   std::holds_alternative<CopyWork>(work) || std::holds_alternative<EmptyWork>(work) ||
                   std::holds_alternative<ChildWork>(work) || std::holds_alternative<ConditionalWork>(work)))
       return node;
+    const Context* context = context_of_work(work);
+    if (body && body->context && context && context->device != body->context->device) return node;
+    const auto* conditional = std::get_if<ConditionalWork>(&work);
     for (const Graph* embedded : embedded_in(*node))
-      if (Node* found = misplaced(*embedded, body || std::holds_alternative<ConditionalWork>(work))) return found;
+      if (Node* found = misplaced(*embedded, conditional ? &conditional->condition : body)) return found;
   }
   return nullptr;
 }

@@ -27,7 +27,7 @@ void replace_work(GraphExec& exec, Node& node, Work work) {
   const auto before = encode_node(node);
   std::swap(node.work, work);
   const Context* const now = context_of_work(node.work);
-  if (on_client(node) != was_client || (was && now && was->device != now->device))
+  if (on_client(node) != was_client || (was ? was->device : -1) != (now ? now->device : -1))
     exec.rebuild = true;
   else if (!was_client && encode_node(node) != before)
     note_change(exec, node);

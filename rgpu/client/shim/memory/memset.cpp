@@ -22,7 +22,7 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   if (destination % element) return CUDA_ERROR_INVALID_VALUE;
   if (capture_open()) {  // what is only captured is not looked up: a launch of the graph does that
     MemsetWork work{{destination, height > 1 ? pitch : bytes, value, element, width, height, nullptr}};
-    work.set.ctx = static_cast<CUcontext>(context->handle);
+    work.set.ctx = static_cast<CUcontext>(stream.context->handle);
     bool taken = false;
     if (CUresult r = capture_work(stream, work, taken); r || taken) return r;
   }

@@ -22,6 +22,7 @@ namespace {
 struct Deferred {
   std::uint64_t address, stream, seq;
   int device;  // of that work; kEveryDevice: of all
+  bool imported = false;  // another process's
 };
 
 constexpr std::uint64_t kEveryStream = ~0ull;
@@ -116,7 +117,10 @@ void free_deferred() {
   for (const Deferred& d : ready) {
     // Other streams may be at work, so the free itself does not say what was complete before it (SEMANTICS 1).
     if (d.seq && d.stream != kEveryStream) observed(d.seq);
-    free_hidden(d.address);
+    if (d.imported)
+      end_hidden_import(d.address);
+    else
+      free_hidden(d.address);
   }
 }
 
@@ -184,8 +188,11 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     if (CUresult r = capture_free(stream, dptr, taken); r || taken) return api_.leave(r);
   }
   if (free_graph_memory(dptr)) return api_.leave(CUDA_SUCCESS);
-  if (const auto result = free_imported(dptr)) return api_.leave(*result);  // waits for the device, as the stream would
-  if (!hide_device(dptr)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+  bool imported = false;
+  if (!hide_device(dptr)) {
+    if (!hide_imported(dptr, imported)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
+    if (!imported) return api_.leave(CUDA_SUCCESS);  // it is open once more
+  }
   Pools& p = pools();
   {
     // The legacy stream waits for blocking ones: there, everything published so far counts.
@@ -193,9 +200,9 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     std::lock_guard guard(p.lock);
     const int device = session_device(stream.context->device);
     if (stream.object)
-      p.deferred.push_back({dptr, stream.number, seq, device});
+      p.deferred.push_back({dptr, stream.number, seq, device, imported});
     else
-      p.deferred.push_back({dptr, kEveryStream, idle_on(device) ? 0 : published(), device});
+      p.deferred.push_back({dptr, kEveryStream, idle_on(device) ? 0 : published(), device, imported});
   }
   free_deferred();
   return api_.leave(CUDA_SUCCESS);

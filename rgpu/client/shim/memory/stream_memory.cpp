@@ -53,7 +53,7 @@ CUresult enqueue(CUstream handle, unsigned n, const CUstreamBatchMemOpParams* op
   if (CUresult r = check_operations(n, operations, flags); r) return r;
   if (capture_open()) {
     bool taken = false;
-    BatchWork work{{operations, operations + n}, static_cast<CUcontext>(context->handle), flags};
+    BatchWork work{{operations, operations + n}, static_cast<CUcontext>(stream.context->handle), flags};
     if (CUresult r = capture_work(stream, std::move(work), taken); r || taken) return r;
   }
   for (unsigned i = 0; i < n; ++i)

@@ -4,7 +4,6 @@
 
 #include <sys/random.h>
 
-#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -33,11 +32,11 @@ struct Imported {
 };
 
 struct Ipc {
-  std::atomic<bool> pooled{false};  // something of a pool was opened
   std::mutex changes;      // one thread exports, opens or closes at a time, and may wait for the server meanwhile
   std::shared_mutex lock;  // guards the tables; a leaf
   std::map<std::uint64_t, Exported> exported;  // by address of the allocation
   std::map<std::uint64_t, Imported> imported;  // … at which the program has it
+  std::map<std::uint64_t, Imported> hidden;    // … had it: freed in a stream's order
   std::uint64_t next_id = 1ull << 42;
 };
 
@@ -109,9 +108,9 @@ CUresult import_memory(Context& context, const IpcToken& token, Imported& found,
   return submit(allocate);
 }
 
-// Takes away what no one has open any more; it is in no table.
-CUresult end_import(std::uint64_t address, const Imported& found) {
-  if (idle_on(found.device)) {
+// Takes away what no one has open any more; it is in no table. `complete`: so is all work that may use it.
+CUresult end_import(std::uint64_t address, const Imported& found, bool complete = false) {
+  if (complete || idle_on(found.device)) {
     wire::MemoryFree call{};
     call.address = address;
     if (CUresult r = submit(call); r) return r;
@@ -177,34 +176,66 @@ CUresult open_memory(Context& context, const IpcToken& token, bool pooled, std::
   if (CUresult r = import_memory(context, token, found, address); r) return r;
   std::unique_lock guard(all.lock);
   found.id = all.next_id++;
-  if ((found.pooled = pooled)) all.pooled.store(true, std::memory_order_release);
+  found.pooled = pooled;
   all.imported[address] = found;
   return CUDA_SUCCESS;
 }
 
 namespace {
 
-// Once less open; at the last time it goes. nullopt: nothing of that kind is there.
-std::optional<CUresult> close_memory(std::uint64_t address, bool pooled) {
+// Takes what is at the address out of the table when it was opened once more only; nullopt: nothing of that kind is there.
+std::optional<std::optional<Imported>> let_go(std::uint64_t address, bool pooled) {
   Ipc& all = ipc();
-  std::lock_guard changes(all.changes);
-  Imported ended;
-  {
-    std::unique_lock guard(all.lock);
-    auto it = all.imported.find(address);
-    if (it == all.imported.end() || it->second.pooled != pooled) return std::nullopt;
-    if (--it->second.opened) return CUDA_SUCCESS;
-    ended = it->second;
-    all.imported.erase(it);
-  }
-  return end_import(address, ended);
+  std::unique_lock guard(all.lock);
+  auto it = all.imported.find(address);
+  if (it == all.imported.end() || it->second.pooled != pooled) return std::nullopt;
+  if (--it->second.opened) return std::optional<Imported>();
+  std::optional<Imported> ended = it->second;
+  all.imported.erase(it);
+  return ended;
+}
+
+// Whether something of that kind is there. Asked before `changes` is taken, which is held while others wait.
+bool open_at(std::uint64_t address, bool pooled) {
+  Ipc& all = ipc();
+  std::shared_lock guard(all.lock);
+  auto it = all.imported.find(address);
+  return it != all.imported.end() && it->second.pooled == pooled;
+}
+
+std::optional<CUresult> close_memory(std::uint64_t address, bool pooled) {
+  if (!open_at(address, pooled)) return std::nullopt;
+  std::lock_guard changes(ipc().changes);
+  const auto ended = let_go(address, pooled);
+  if (!ended) return std::nullopt;
+  return *ended ? end_import(address, **ended) : CUDA_SUCCESS;
 }
 
 }  // namespace
 
-std::optional<CUresult> free_imported(std::uint64_t address) {
-  if (!ipc().pooled.load(std::memory_order_acquire)) return std::nullopt;
-  return close_memory(address, true);
+std::optional<CUresult> free_imported(std::uint64_t address) { return close_memory(address, true); }
+
+bool hide_imported(std::uint64_t address, bool& last) {
+  const auto ended = let_go(address, true);
+  last = ended && *ended;
+  if (!last) return ended.has_value();
+  Ipc& all = ipc();
+  std::unique_lock guard(all.lock);
+  all.hidden[address] = **ended;
+  return true;
+}
+
+void end_hidden_import(std::uint64_t address) {
+  Ipc& all = ipc();
+  Imported ended;
+  {
+    std::unique_lock guard(all.lock);
+    auto it = all.hidden.find(address);
+    if (it == all.hidden.end()) return;  // its context ended before
+    ended = it->second;
+    all.hidden.erase(it);
+  }
+  end_import(address, ended, true);
 }
 
 bool exported_memory(std::uint64_t address) {
@@ -228,14 +259,15 @@ void release_imports(Context& context) {
   std::map<std::uint64_t, Imported> ended;
   {
     std::unique_lock guard(all.lock);
-    for (auto it = all.imported.begin(); it != all.imported.end();) {
-      if (it->second.context != &context) {
-        ++it;
-        continue;
+    for (auto* table : {&all.imported, &all.hidden})
+      for (auto it = table->begin(); it != table->end();) {
+        if (it->second.context != &context) {
+          ++it;
+          continue;
+        }
+        ended.insert(*it);
+        it = table->erase(it);
       }
-      ended.insert(*it);
-      it = all.imported.erase(it);
-    }
   }
   for (const auto& [address, found] : ended) end_import(address, found);
 }

@@ -35,8 +35,12 @@ CUresult token_of_memory(const Place& place, void* token);
 // Maps what the token names, once for each context. `pooled`: the program frees it as memory of its own.
 // CUDA_ERROR_INVALID_CONTEXT: it is this process's, or another context's.
 CUresult open_memory(Context& context, const IpcToken& token, bool pooled, std::uint64_t& address);
-// What of a pool of another process is at the address is freed; nullopt: none is.
+// What of a pool of another process is at the address is freed, when the device's work is complete; nullopt: none is.
 std::optional<CUresult> free_imported(std::uint64_t address);
+// The same without waiting: once less open at once. `last`: end_hidden_import(address) is to follow, when the work that may
+// use it is known to be complete. False: nothing of that kind is there.
+bool hide_imported(std::uint64_t address, bool& last);
+void end_hidden_import(std::uint64_t address);
 // A file with 64 bytes for another process, and what such a file holds; nullopt: it is none.
 int file_of_bytes(const void* bytes);
 std::optional<std::array<char, IpcToken::kSize>> bytes_of_file(int fd);

@@ -94,11 +94,11 @@ CUresult cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, CUmemPo
   if (CUresult r = require(); r) return r;
   const Pool* found = find_pool(pool);
   if (!ptr_out || !shareData || !found || !found->imported) return CUDA_ERROR_INVALID_VALUE;
-  Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
   const IpcToken token(shareData->reserved);
   if (!token.is(IpcToken::memory)) return CUDA_ERROR_INVALID_VALUE;
   std::uint64_t address = 0;
+  Context* context = primary_context(found->device);  // whichever is current
+  if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult r = open_memory(*context, token, true, address);
   if (r) return r == CUDA_ERROR_INVALID_CONTEXT ? CUDA_ERROR_INVALID_VALUE : r;
   *ptr_out = address;

@@ -90,6 +90,15 @@ CUresult info(CUstream handle, CUstreamCaptureStatus* status, uint64_t* id, CUgr
   return CUDA_SUCCESS;
 }
 
+// Ranks agree on the order in which they gave collectives, whatever streams these are in, and a launch numbers them.
+void order_collectives(Graph& graph, Node& node) {
+  for (auto it = graph.nodes.rbegin(); it != graph.nodes.rend(); ++it) {
+    if (*it == &node || !std::holds_alternative<CollectivesWork>((*it)->work)) continue;
+    add_edge(**it, node);  // nothing depends on the new node yet
+    return;
+  }
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- for the rest of the shim
@@ -105,6 +114,7 @@ CUresult capture_work(const StreamRef& stream, Work work, bool& taken) {
   if (r || !sequence) return r;
   Node* node = add_node(*sequence->graph, std::move(work), sequence->streams.at(stream.number).dependencies);
   if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (std::holds_alternative<CollectivesWork>(node->work)) order_collectives(*sequence->graph, *node);
   locked->added(*sequence, stream.number, node);
   return CUDA_SUCCESS;
 }

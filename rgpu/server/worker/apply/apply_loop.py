@@ -221,14 +221,19 @@ class ApplyLoop:
     def _make_room(self, fed: Fed, behind: memoryview) -> None:
         """Wait until more may be given to the device.
 
-        What is under way may stand at a host function whose end lies behind: it is looked for there meanwhile.
+        What is under way may stand at a host function whose end lies behind: where nothing completes, that is looked
+        for.
         """
         ahead: LookAhead | None = None
+        seen = self._path.reached()
 
         def over() -> bool:
-            nonlocal ahead
+            nonlocal ahead, seen
             if self._path.may_go_on():
                 return True
+            before, seen = seen, self._path.reached()
+            if seen != before:
+                return False
             if (gates := self._order.gates) is not None and gates.held:
                 if ahead is None:
                     ahead = LookAhead(gates, fed.applied + 1, (behind, *self._order.queued()), fed.waiting[3],

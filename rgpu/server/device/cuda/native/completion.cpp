@@ -362,8 +362,8 @@ Pace Engine::keep_pace() {
 }
 
 bool Engine::may_go_on(uint64_t timeout_ns) {
-    const int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + timeout_ns, true);
-    if (got) return true;  // interrupted: feed() sees that
+    // Who waits at the boundary meanwhile counts that time, so it is not counted here.
+    if (wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + timeout_ns, false)) return true;
     if (now_ns() < ahead_until_ || (resting_ && pending_ >= kMost)) return false;
     patient_until_ = applied() + kMarkEvery;
     return true;
