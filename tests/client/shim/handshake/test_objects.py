@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rgpu.session import facts
 from tests.client.shim.handshake.conftest import Stage
+from tests.support.eventually import eventually
 from tests.support.shim import peer
 from tests.support.shim.peer import START
 
@@ -41,7 +42,7 @@ n = c.c_int(); ok("cuDeviceGetCount", c.byref(n)); ok("cuDevicePrimaryCtxGetStat
 ok("cuDevicePrimaryCtxSetFlags_v2", 0, 4)
 library = new("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
 """)
-    assert stage.peer.names() == ["session_open"]
+    eventually(lambda: stage.peer.names() == ["session_open"], stage.peer.names)
 
 
 def test_flags_and_limits_travel(stage: Stage) -> None:
