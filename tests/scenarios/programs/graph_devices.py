@@ -1,8 +1,8 @@
 """Random graphs with nodes on two devices: what each node reads is what those before it wrote, in every launch.
 
-usage: graph_devices.py GRAPHS LAUNCHES [SEED]. Kernels, some of them slow, copies between devices and through host
-memory, host functions, memsets; launched in streams of both devices in turn. Checks itself; prints "ok" and
-the number of nodes.
+usage: graph_devices.py FOLDER GRAPHS LAUNCHES [SEED]. Kernels, some of them slow, copies between devices and through
+host memory, host functions, memsets; launched in streams of both devices in turn. Stands at the gates 1 and 2 amid
+launches of its first two graphs. Checks itself; prints "ok" and the number of nodes.
 """
 
 import ctypes
@@ -12,8 +12,9 @@ import sys
 import numpy as np
 from common import check, ptx
 from cuda.bindings import driver
+from gates import gate
 
-GRAPHS, LAUNCHES, SEED = (int(value) for value in [*sys.argv[1:], "0"][:3])
+GRAPHS, LAUNCHES, SEED = (int(value) for value in [*sys.argv[2:], "0"][:3])
 N, NODES = 256, 24
 PTR, UINT = ctypes.c_void_p, ctypes.c_uint
 FOLD, FIRST = 2654435761, 0
@@ -149,10 +150,12 @@ chance, count = random.Random(SEED), 0
 for number in range(GRAPHS):
     graph, hosted = Graph(chance), len(seen)
     count += NODES
-    for _ in range(LAUNCHES):
+    for launch in range(LAUNCHES):
         turn = chance.randrange(2)
         check(driver.cuCtxSetCurrent(contexts[turn]))
         graph.launch(streams[turn])
+        if launch == LAUNCHES // 2 and number < 2:
+            gate(number + 1)
         if not chance.randrange(8):
             graph.verify(streams[turn])
     graph.verify(streams[turn])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged, line, wait_end
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
 TWO = ("--gpus", "2", "--memory", "64MiB")
 
 
@@ -73,16 +70,12 @@ def test_both_ways_of_moving(pairs: LocalPool, tmp_path: Path, undisturbed: str,
     assert staged.finish() == undisturbed
 
 
-def test_graphs_of_both_devices(pairs: LocalPool) -> None:
+def test_graphs_of_both_devices(pairs: LocalPool, tmp_path: Path) -> None:
     """Random ones; each launch comes behind the one before and is in the order of its edges, moved and killed too."""
-    program = pairs.run(sys.executable, "-W", "ignore", str(PROGRAMS / "graph_devices.py"), "5", "8", "4",
-                        name="graphs", options=TWO)
-    program.wait_lines(1)
-    there = next(host for host in ("node-a", "node-b", "node-c") if host != pairs.session("graphs")["host"])
-    pairs.rgpu("migrate", "graphs", there)
-    program.wait_lines(len(program.lines) + 1)
-    os.kill(pairs.wait_state("graphs", "running")["worker_pid"], signal.SIGKILL)
-    assert wait_end(program) == 0 and program.lines[-1] == "ok 120", (program.lines, program.errors)
+    staged = Staged(pairs, tmp_path, "graph_devices", 4, 6, 4, name="graphs", options=TWO)
+    staged.disturb(1, "move")
+    staged.disturb(2, "kill")
+    assert wait_end(staged.program) == 0 and staged.lines[-1] == "ok 96", (staged.lines, staged.errors)
 
 
 def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:
