@@ -110,7 +110,9 @@ for number in range(6):
     model[0] = model[0] * np.uint32(2654435761) + model[1] + np.uint32(13)
 for n in range(2):
     use(n)
-    check(driver.cuStreamSynchronize(streams[n]))
+    check(driver.cuStreamSynchronize(streams[n]))  # a launch in either is work of both devices
+for n in range(2):
+    use(n)
     assert (values(memory[n]) == model[n]).all(), f"device {n}"
 # what was captured is changed: a kernel of device 1, by its own node
 nodes = check(driver.cuGraphGetNodes(captured, 4))[0][:4]
