@@ -9,6 +9,7 @@
 #include <set>
 
 #include "capturing.hpp"
+#include "context.hpp"
 #include "graph_exec.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
@@ -79,16 +80,6 @@ CUresult destroy(std::uint64_t number, bool abort) {
   given().erase(given().lower_bound({number, 0, 0}), given().lower_bound({number + 1, 0, 0}));
   return section.publish(call);
 }
-
-// The context that a stream handle is meant in, for as long as it lives.
-struct InContext {
-  explicit InContext(CUcontext context) : result(cuCtxPushCurrent_v2(context)) {}
-  ~InContext() {
-    CUcontext popped;
-    if (!result) cuCtxPopCurrent_v2(&popped);
-  }
-  const CUresult result;
-};
 
 using Operations = std::vector<CollectiveOperation>;
 using Ranges = std::vector<CollectiveRange>;

@@ -24,6 +24,17 @@ struct ContextExtras {
 
 inline ContextExtras& extras(Context& context) { return *static_cast<ContextExtras*>(context.extension.get()); }
 
+// Makes a context current for as long as this lives, where `result` is no error.
+struct InContext {
+    explicit InContext(CUcontext context) : result(cuCtxPushCurrent_v2(context)) {}
+    InContext(const InContext&) = delete;
+    ~InContext() {
+        CUcontext popped;
+        if (!result) cuCtxPopCurrent_v2(&popped);
+    }
+    const CUresult result;
+};
+
 // The primary context of the program's device, active or not; nullptr where there is no such device.
 Context* primary_context(CUdevice device);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "context.hpp"
 #include "graph_exec.hpp"
 #include "managed.hpp"
 #include "memory.hpp"
@@ -46,16 +47,6 @@ CUresult do_step(const Work& work, CUstream stream) {
     r = cuStreamWaitEvent(stream, wait->event, 0);
   }
   return r == CUDA_ERROR_INVALID_HANDLE && !there ? CUDA_SUCCESS : r;  // it was destroyed: nobody can ask for it
-}
-
-// What is made in a context, whichever is current.
-template <class Make>
-CUresult make_in(const Context& context, Make&& make) {
-  if (CUresult r = cuCtxPushCurrent_v2(static_cast<CUcontext>(context.handle)); r) return r;
-  const CUresult r = make();
-  CUcontext popped;
-  cuCtxPopCurrent_v2(&popped);
-  return r;
 }
 
 // One launch of a graph with several steps. Those of the launch's own device go to its stream, those of another device to
@@ -138,8 +129,10 @@ class Launch {
   CUresult open(Context& context) {
     if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUstream& stream = lane_of(context).stream;
-    if (!stream)
-      if (CUresult r = make_in(context, [&] { return cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); }); r) return r;
+    if (!stream) {
+      const InContext inside(static_cast<CUcontext>(context.handle));
+      if (CUresult r = inside.result ? inside.result : cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); r) return r;
+    }
     lanes_[context.device] = {&context, stream, 1, {}};
     return cuStreamWaitEvent(stream, begun_, 0);
   }
@@ -156,8 +149,8 @@ class Launch {
     std::vector<CUevent>& made = lane_of(*lane.context).events;
     while (made.size() <= number) {
       CUevent one = nullptr;
-      const auto make = [&] { return cuEventCreate(&one, CU_EVENT_DISABLE_TIMING); };
-      if (CUresult r = make_in(*lane.context, make); r) return r;
+      const InContext inside(static_cast<CUcontext>(lane.context->handle));
+      if (CUresult r = inside.result ? inside.result : cuEventCreate(&one, CU_EVENT_DISABLE_TIMING); r) return r;
       made.push_back(one);
     }
     return cuEventRecord(event = made[number], lane.stream);
