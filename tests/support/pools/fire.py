@@ -20,7 +20,7 @@ OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 #: How long a frozen process stays frozen: longer than the keeper is patient (two leases) and the lease after that, so
 #: that others have acted meanwhile.
 FROZEN_SECONDS = 8.0
-MOVES = 8  #: that are begun until one reaches the fault: a program on a loaded machine may give no calls meanwhile
+MOVES = 8  #: that are begun until one reaches the fault
 #: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
 HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
 PACED = ROOT / "tests" / "scenarios" / "programs" / "paced_heat.py"
