@@ -47,7 +47,10 @@ def from_dict(data: Any, digests: Sequence[bytes] = ()) -> ObjectTable:
         if data["version"] != 1:
             raise ValueError(f"version {data['version']}")
         payloads = [_typed(payload, bytes) for payload in _typed(data["payloads"], list)]
-        for row in _typed(data["calls"], list):
+        rows = _typed(data["calls"], list)
+        if len({row[0] for row in rows}) != len(rows):
+            raise ValueError("two calls at one position")
+        for row in rows:
             _apply_row(found, row, payloads, digests)
         for seq, functions, digest, variables in _typed(data["answers"], list):
             _answer_row(found, _typed(seq, int), LoadAnswer(

@@ -203,9 +203,9 @@ class ObjectTable:
             assert item.parent is None or seq in self.objects[item.parent].children, "a child without its context"
             assert item.parent is None or item.parent < seq, "a child older than its context"
             assert all(self.objects[child].parent == seq for child in item.children)
-            assert all(record.seq > seq for record in item.settings.values()), "a setting older than what it sets"
+            assert all(seq < record.seq <= self.position for record in item.settings.values()), "a setting out of its time"
             if item.ended is not None:
-                assert item.ended.seq > seq, "an end before the beginning"
+                assert seq < item.ended.seq <= self.position, "an end out of its time"
                 assert item.kind == "module" or (item.kind == "context" and item.children), "a dead object nobody needs"
             assert (item.answer is None) == (item.kind != "module" or seq in self.pending)
 
