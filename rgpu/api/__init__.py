@@ -1,1 +1,1 @@
-"""The Python API: pools, sessions and programs from Python; the command line asks the pool by the same functions."""
+"""The Python API: pools, sessions and programs from Python; the command line uses the same functions."""

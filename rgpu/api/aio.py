@@ -1,7 +1,7 @@
-"""The Python API for asyncio: the words of :class:`rgpu.Pool`, awaited.
+"""The Python API for asyncio: the methods of :class:`rgpu.Pool` as coroutines.
 
-Each question is asked in a thread of asyncio's default executor. A cancelled await gives up the answer, not what was
-asked for: a move goes on, as it does when `rgpu migrate` is interrupted; a program that was being started is ended.
+Each request runs in a thread of asyncio's default executor. Cancelling an await abandons the answer, not the operation:
+a move continues, as it does when `rgpu migrate` is interrupted. A program that was being started is ended.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rgpu.api.pool import Named, Pool
 from rgpu.api.running import AttachedOptions, DetachedOptions, Run
 from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
 
-_WAIT_SECONDS = 2.0  #: that a thread stays with one question for events: an event loop that ends waits for it
+_WAIT_SECONDS = 2.0  #: of one request for events in a thread, for which a closing event loop waits
 
 
 class AsyncRun:
-    """A program under `rgpu run`, as :class:`rgpu.Run`; as a context manager it is waited for in the end."""
+    """A program under `rgpu run`, as :class:`rgpu.Run`. As a context manager it is waited for in the end."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.name, self.pid = run.name, run.pid
 
     def poll(self) -> int | None:
-        """Return as :meth:`rgpu.Run.poll`."""
+        """Return the exit code as :meth:`rgpu.Run.poll` does."""
         return self.run.poll()
 
     def signal(self, number: int) -> None:
@@ -41,7 +41,7 @@ class AsyncRun:
         self.run.signal(number)
 
     async def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code as :meth:`rgpu.Run.wait`; no thread waits meanwhile. Raises :class:`TimedOut`."""
+        """Return the exit code as :meth:`rgpu.Run.wait`; no thread is blocked meanwhile. Raises :class:`TimedOut`."""
         if (code := self.run.poll()) is not None:
             return code
         fd, ended, loop = os.pidfd_open(self.run.agent_pid), asyncio.Event(), asyncio.get_running_loop()
@@ -70,7 +70,7 @@ Meant = Named | AsyncRun | AsyncDetachedRun  #: a session, as :data:`rgpu.api.po
 
 
 class AsyncPool:
-    """A pool, found and asked as :class:`rgpu.Pool` does, which it is made with: same arguments, same errors."""
+    """A pool for asyncio, around a :class:`rgpu.Pool`: same arguments, same errors."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, context: str | None = None,
                  operator: bool = False) -> None:
@@ -99,7 +99,7 @@ class AsyncPool:
                   ) -> AsyncRun | AsyncDetachedRun:
         """Start a program as :meth:`rgpu.Pool.run` does, with its options.
 
-        One whose start is cancelled is ended once it runs.
+        A program whose start is cancelled is ended once it runs.
         """
         starting = _Starting(functools.partial(self.pool.run, command, detach=detach, **options))  # type: ignore[arg-type]
         try:
@@ -112,22 +112,22 @@ class AsyncPool:
     async def sessions(self, *, all: bool = False, all_users: bool | None = None, hosts: Collection[str] = (),
                        states: Collection[str] = (), users: Collection[str] = (),
                        labels: Mapping[str, str] | None = None) -> list[rows.Session]:
-        """Return as :meth:`rgpu.Pool.sessions`."""
+        """Return the sessions as :meth:`rgpu.Pool.sessions` does."""
         return await asyncio.to_thread(self.pool.sessions, all=all, all_users=all_users, hosts=hosts, states=states,
                                        users=users, labels=labels)
 
     async def session(self, session: Meant) -> rows.Session:
-        """Return as :meth:`rgpu.Pool.session`."""
+        """Return one session as :meth:`rgpu.Pool.session` does."""
         return await asyncio.to_thread(self.pool.session, _named(session))
 
     async def nodes(self) -> list[rows.Node]:
-        """Return as :meth:`rgpu.Pool.nodes`."""
+        """Return the hosts as :meth:`rgpu.Pool.nodes` does."""
         return await asyncio.to_thread(self.pool.nodes)
 
     async def events(self, *, last: int = 0, follow: bool = True,
                      kind: Literal["node", "session", "move", "gang", "pool"] | None = None
                      ) -> AsyncIterator[rows.Event]:
-        """Yield as :meth:`rgpu.Pool.events`, from the first step on."""
+        """Yield decisions as :meth:`rgpu.Pool.events` does, but from the first iteration on, not from the call on."""
         client = await asyncio.to_thread(self.pool.connect)
         try:
             found, since = await asyncio.to_thread(verbs.past, client, last)
@@ -181,12 +181,12 @@ def _named(session: Meant) -> Named:
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[[dict[str, Any]], None], word: dict[str, Any]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+    with contextlib.suppress(RuntimeError):  # the event loop has ended: there is no receiver
         loop.call_soon_threadsafe(function, word)
 
 
 class _Starting:
-    """A start in a thread. One that nobody waits for any more ends its program there, also after the event loop."""
+    """The start of a program in a thread. Once given up, the program is ended there, also after the event loop."""
 
     def __init__(self, start: Callable[[], Run | DetachedRun]) -> None:
         self._start = start

@@ -1,11 +1,11 @@
-"""Contexts: the pools that this user is logged in to, by name, and which of them is meant.
+"""Contexts: the pools that this user is logged in to, by name, and which of them is current.
 
 A context is a client's part of a pool's directory, ``$XDG_CONFIG_HOME/rgpu/contexts/NAME`` (``~/.config``)::
 
     pool.json                   id, several control endpoints and their public keys; refreshed by every verb
-    keys/user.key, operator.key the key that was made here and never leaves
+    keys/user.key, operator.key the key that was made here; its secret half never leaves
 
-Files have mode 0600, directories 0700. ``contexts/.current`` names the one that is meant when nothing else says so.
+Files have mode 0600, directories 0700. ``contexts/.current`` names the context that is used when no other is given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOCAL = "local"  #: stands for the pool of this machine (`rgpu up`); no context 
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A context as it is shown. ``wrong``: why it cannot be used; empty: it can."""
+    """A context as it is displayed. ``wrong``: why it cannot be used; empty: it can."""
 
     name: str
     current: bool
@@ -39,7 +39,7 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Contexts:
-    """Those of one user. ``environ``: for tests; else this process's."""
+    """The contexts of one user. ``environ``: environment variables, for tests (default: this process's)."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
@@ -47,13 +47,13 @@ class Contexts:
         self.root = (Path(base) if base else Path.home() / ".config") / "rgpu" / "contexts"
 
     def files(self, name: str) -> PoolFiles:
-        """Where the context is, or would be. Raises :class:`UsageError` for what is no name."""
+        """Return the files of a context, which need not exist. Raises :class:`UsageError` for an invalid name."""
         if check_name(name, "context") == LOCAL:
             raise UsageError(f"no context can be called {LOCAL}: it stands for the pool of this machine")
         return PoolFiles(self.root / name)
 
     def existing(self, name: str) -> PoolFiles:
-        """A context that is there. Raises :class:`NotFound`, :class:`UsageError`."""
+        """Return the files of an existing context. Raises :class:`NotFound`, :class:`UsageError`."""
         files = self.files(name)
         if not files.description_path.exists():
             known = ", ".join(self.names()) or "none"
@@ -61,18 +61,18 @@ class Contexts:
         return files
 
     def names(self) -> list[str]:
-        """All of them, by name."""
+        """Return the names of all contexts, sorted."""
         return sorted(path.parent.name for path in self.root.glob("*/pool.json"))
 
     def current(self) -> str:
-        """The one that `rgpu login` or `rgpu context use` chose; "" for none."""
+        """Return the context that `rgpu login` or `rgpu context use` chose; "" for none."""
         try:
             return (self.root / ".current").read_text(errors="replace").strip()[:64]
         except OSError:
             return ""
 
     def use(self, name: str) -> None:
-        """Mean this one from now on; :data:`LOCAL`: none. Raises :class:`NotFound`."""
+        """Make a context the current one; :data:`LOCAL`: none is current. Raises :class:`NotFound`."""
         if name != LOCAL:
             self.existing(name)
         private_directory(self.root)
@@ -82,14 +82,14 @@ class Contexts:
             write_file(self.root / ".current", f"{name}\n".encode(), mode=0o600, replace=True)
 
     def remove(self, name: str) -> None:
-        """Delete it, with its key. Raises :class:`NotFound`."""
+        """Delete a context with its key. Raises :class:`NotFound`."""
         files = self.existing(name)
         if self.current() == name:
             self.use(LOCAL)
         shutil.rmtree(files.root)
 
     def show(self, name: str) -> Context:
-        """A context with its facts, and no secret. Raises :class:`NotFound`."""
+        """Return a context's description, without its secret key. Raises :class:`NotFound`."""
         files, current = self.existing(name), self.current() == name
         try:
             described, key = files.read_description(), KeyPair.load(files.key_for("user"))
@@ -99,5 +99,5 @@ class Contexts:
                        tuple(endpoint.address for endpoint in described.endpoints), str(files.root))
 
     def of(self, root: Path) -> str:
-        """The name of the context whose directory that is; "" for any other directory."""
+        """Return the name of the context whose directory is ``root``; "" for any other directory."""
         return root.name if root.parent == self.root.resolve() else ""

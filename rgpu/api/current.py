@@ -1,4 +1,4 @@
-"""The session that this process runs in, for programs that know that they run under `rgpu run`."""
+"""The session that this process runs in, for programs that are written for `rgpu run`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rgpu.api.pool import Pool
 from rgpu.session.errors import NotFound
 from rgpu.session.run_environment import POOL, SESSION
 
-_TOLD_SECONDS = 5.0  #: after a process's first CUDA call, until the pool tells whose session it is
+_TOLD_SECONDS = 5.0  #: after a process's first CUDA call, until the pool reports the process of its session
 _LOOK_SECONDS = 0.2
 _OVER = ("ended", "failed", "queued")
 
 
 class Current:
-    """The session of this process. ``run``: the name of the run, its first session's."""
+    """The session of this process. ``run``: the name of the run, which is its first session's."""
 
     def __init__(self, run: str, pool: Path) -> None:
         self.run = run
@@ -37,8 +37,8 @@ class Current:
     def name(self) -> str:
         """The session's name. Raises :class:`NotFound` in a process that has none yet.
 
-        The first process of a run that uses CUDA has the run's session, already before it does; any other has one from
-        its first CUDA call on.
+        The first process of a run that uses CUDA has the run's session, even before its first CUDA call. Any other
+        process has a session from its first CUDA call on.
         """
         if self._known is None or self._known[0] != os.getpid():
             self._known = os.getpid(), self._look()
@@ -51,16 +51,16 @@ class Current:
     def checkpoint(self, *, wait: bool = True) -> rows.Checkpoint:
         """Write a checkpoint of this session, as :meth:`rgpu.Pool.checkpoint` does.
 
-        It holds what this thread has asked of the GPU so far. Raises :class:`NotFound` as :attr:`name`.
+        It covers all GPU calls that this thread has made so far. Raises :class:`NotFound` as :attr:`name`.
         """
         return self._pool.checkpoint(self.name, wait=wait)
 
     def on_move(self, *, before: Callback | None = None, after: Callback | None = None) -> MoveWatch:
-        """Have ``before`` called when a move of this session begins, and ``after`` when it was committed or aborted.
+        """Call ``before`` when a move of this session begins, and ``after`` when it was committed or aborted.
 
-        In a thread of their own, one after the other, each with a :class:`rgpu.MoveNotice`, until the answer's
-        ``close()``. A move does not wait for them, and their end is not waited for: its calls go on.
-        Raises :class:`PoolUnavailable` where no node answers now; a pool that is away later is waited for.
+        Both are called in a thread of their own, one at a time, each with a :class:`rgpu.MoveNotice`, until the
+        returned watch's ``close()``. A move does not wait for them: the session's calls continue meanwhile.
+        Raises :class:`PoolUnavailable` where no node answers now; a pool that stops answering later is waited for.
         """
         return MoveWatch(self._pool.connect(), lambda: self.name, self.run, before, after)
 
@@ -74,7 +74,7 @@ class Current:
                 if row.pid == os.getpid():
                     return row.name
             if any(row.name == self.run and not row.attached for row in of_run):
-                return self.run  # made for whichever process comes first
+                return self.run  # belongs to the first process that uses CUDA
             if time.monotonic() > until:
                 raise NotFound(f"process {os.getpid()} of run {self.run} has no session: it has not used the GPU yet",
                                session=self.run)
@@ -87,7 +87,7 @@ _made: Current | None = None
 def current() -> Current | None:
     """Return the session that this process runs in; None outside `rgpu run`.
 
-    Raises :class:`NotFound` where the pool's directory or key is gone.
+    Raises :class:`NotFound` where the pool's directory or key does not exist.
     """
     global _made
     run, pool = os.environ.get(SESSION), os.environ.get(POOL)

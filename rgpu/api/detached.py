@@ -1,7 +1,7 @@
 """Runs that outlive this process, from Python: `rgpu run --detach`, and a handle by the run's name.
 
-All but the start is read from the run's record on this machine, without a pool, as `rgpu logs`, `wait` and `signal`
-read it.
+Everything but the start uses only the run's record on this machine, not the pool, as `rgpu logs`, `wait` and `signal`
+do.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rgpu.session.errors import TimedOut
 
 
 class DetachedRun:
-    """A detached run of this machine, by its name. It goes on whatever becomes of the handle.
+    """A detached run of this machine, by its name. The run does not depend on this handle.
 
     ``runs_dir``: the folder of the runs' records (default: the setting of that name). ``pid``: of the program.
-    A handle means one run: where another one has taken its name, its methods raise :class:`NotFound`, as they do where
-    nothing is on record any more. All of them raise :class:`Corrupt` and :class:`VersionMismatch` for records that
-    cannot be read. Making one raises these, and :class:`UsageError` for what is no name.
+    A handle refers to one run: its methods raise :class:`NotFound` when another run has taken its name or its record
+    was deleted, and :class:`Corrupt` and :class:`VersionMismatch` for records that cannot be read. The constructor
+    raises these, and :class:`UsageError` for an invalid name.
     """
 
     def __init__(self, name: str, *, runs_dir: str | os.PathLike[str] | None = None) -> None:
@@ -39,27 +39,27 @@ class DetachedRun:
 
     @staticmethod
     def all(*, runs_dir: str | os.PathLike[str] | None = None) -> list[rows.DetachedStatus]:
-        """Return how each run that is on record stands, the newest first, as `rgpu ps --detached --all` lists them."""
+        """Return the status of each recorded run, the newest first, as `rgpu ps --detached --all` lists them."""
         return [_status(*one) for one in _runs(runs_dir).known()]
 
     def __repr__(self) -> str:
         return f"<rgpu.DetachedRun {self.name}, process {self.pid}>"
 
     def status(self) -> rows.DetachedStatus:
-        """Return how it stands: state, and in the end exit code and reason."""
+        """Return the run's state and, once it has ended, exit code and reason."""
         return _status(*self._known.look())
 
     def poll(self) -> int | None:
         """Return the program's exit code, 128 + n when signal n ended it; None while it runs.
 
-        Raises :class:`UnknownOutcome` where its end is not known.
+        Raises :class:`UnknownOutcome` when it is not known how the program ended.
         """
         return self._known.end().exit_code if self._over() else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the program's exit code as :meth:`poll` does, once it has ended.
 
-        ``timeout``: in seconds. Raises :class:`TimedOut`, the program runs on; :class:`UnknownOutcome`.
+        ``timeout``: in seconds. Raises :class:`TimedOut` (the program runs on), :class:`UnknownOutcome`.
         """
         return self._known.wait(timeout).exit_code or 0
 
@@ -71,26 +71,26 @@ class DetachedRun:
         self._known.signal(number)
 
     def logs(self, *, tail: int | None = None) -> bytes:
-        """Return what is kept of the program's output, stdout and stderr in one; ``tail``: its last lines only.
+        """Return the program's stored output, stdout and stderr combined; ``tail``: its last lines only.
 
-        A line says how many bytes are left out where the limit did not allow more.
+        Where the limit dropped output, a line gives the number of bytes that are left out.
         """
         self._known.record()
         return b"".join(self._known.output(tail).read())
 
     def follow(self, *, tail: int | None = None) -> Iterator[bytes]:
-        """Yield what the program wrote, or its last ``tail`` lines, and then what it writes, until it has ended.
+        """Yield the program's output so far, or its last ``tail`` lines, and then new output until it has ended.
 
-        Pieces end anywhere, also within a line.
+        Pieces can end anywhere, also within a line.
         """
         self._known.record()
         return filter(None, self._known.output(tail).follow(self._known.ended()))
 
 
 class AsyncDetachedRun:
-    """A detached run for asyncio: the words of :class:`rgpu.DetachedRun`, awaited where they wait.
+    """A detached run for asyncio: the methods of :class:`rgpu.DetachedRun`, as coroutines where they block.
 
-    ``run``: that run, or its name. Making one raises as :class:`rgpu.DetachedRun`.
+    ``run``: that run, or its name. The constructor raises as :class:`rgpu.DetachedRun`.
     """
 
     def __init__(self, run: DetachedRun | str) -> None:
@@ -98,15 +98,15 @@ class AsyncDetachedRun:
         self.name, self.pid = self.run.name, self.run.pid
 
     def status(self) -> rows.DetachedStatus:
-        """Return as :meth:`rgpu.DetachedRun.status`."""
+        """Return the status as :meth:`rgpu.DetachedRun.status` does."""
         return self.run.status()
 
     def poll(self) -> int | None:
-        """Return as :meth:`rgpu.DetachedRun.poll`."""
+        """Return the exit code as :meth:`rgpu.DetachedRun.poll` does."""
         return self.run.poll()
 
     async def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code as :meth:`rgpu.DetachedRun.wait`; no thread waits meanwhile. Raises as that does."""
+        """Return the exit code as :meth:`rgpu.DetachedRun.wait`; no thread is blocked meanwhile. Same errors."""
         until, over = None if timeout is None else time.monotonic() + timeout, self.run._known.ended()
         while not over():
             if until is not None and time.monotonic() > until:
@@ -119,11 +119,11 @@ class AsyncDetachedRun:
         self.run.signal(number)
 
     async def logs(self, *, tail: int | None = None) -> bytes:
-        """Return as :meth:`rgpu.DetachedRun.logs`."""
+        """Return the stored output as :meth:`rgpu.DetachedRun.logs` does."""
         return await asyncio.to_thread(self.run.logs, tail=tail)
 
     async def follow(self, *, tail: int | None = None) -> AsyncIterator[bytes]:
-        """Yield as :meth:`rgpu.DetachedRun.follow`."""
+        """Yield the output as :meth:`rgpu.DetachedRun.follow` does."""
         output, over = self.run._known.output(tail), self.run._known.ended()
         while True:
             ended = over()
@@ -136,7 +136,7 @@ class AsyncDetachedRun:
 
 def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any], *, pool: Path, timeout: float | None,
           env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None) -> DetachedRun:
-    """Start a detached run, as :meth:`rgpu.Pool.run` has it, and return its handle once its program runs."""
+    """Start a detached run, as :meth:`rgpu.Pool.run` does, and return its handle once its program runs."""
     process, said = running.start(command, {"detach": True, **options}, pool=pool, timeout=timeout,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None, env=env, cwd=cwd)
     process.wait()

@@ -1,7 +1,7 @@
 """Callbacks before and after the moves of a session, for a program that runs in it.
 
-They hear of moves as `rgpu events` does, in a thread of their own. Nothing waits for them: a move neither begins nor
-ends later because of a callback, however long that takes.
+A thread of their own reads the pool's events, as `rgpu events` does, and calls them. Nothing waits for them: a callback
+delays neither the beginning nor the end of a move, however long it takes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Callback = Callable[[rows.MoveNotice], object]
 
 
 class MoveWatch:
-    """Calls back before and after each move, until :meth:`close`; also a context manager.
+    """Callbacks before and after each move, until :meth:`close`; also a context manager.
 
-    Not inherited by a child that is forked. A callback that raises has its traceback printed, and is called again.
+    A forked child does not inherit it. When a callback raises, its traceback is printed; later moves call it again.
     """
 
     def __init__(self, client: ControlClient, session: Callable[[], str], run: str, before: Callback | None,
                  after: Callback | None) -> None:
-        """``client``: closed with this. ``session()``: the name of this process's session; raises NotFound."""
+        """``client``: closed after :meth:`close`. ``session()``: name of this process's session; raises NotFound."""
         self._client, self._session, self._run = client, session, run
         self._callbacks = {"begun": before, "committed": after, "aborted": after}
         _, self._since = verbs.past(client, 0)
@@ -40,7 +40,7 @@ class MoveWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Call back no more; returns at once, a callback that runs goes on."""
+        """Call back no more. Return at once; a running callback continues."""
         self._closed.set()
 
     def __enter__(self) -> MoveWatch:
@@ -56,7 +56,7 @@ class MoveWatch:
                 try:
                     found = self._client.call("pool.events", {"since": self._since, "wait": verbs.WAIT_SECONDS},
                                               timeout=verbs.WAIT_SECONDS + 10)
-                except PoolUnavailable:  # it may be back: nothing is missed
+                except PoolUnavailable:  # tried again from the same revision: no event is missed
                     time.sleep(_AGAIN_SECONDS)
                     continue
                 except RgpuError:
@@ -77,9 +77,9 @@ class MoveWatch:
         try:
             if name != self._session():
                 return
-        except (NotFound, PoolUnavailable):  # this process has not used the GPU: the session is another one's
+        except (NotFound, PoolUnavailable):  # this process has not used the GPU: the session is another process's
             return
         try:
             callback(rows.read(rows.MoveNotice, {**event, "outcome": outcome}))
-        except Exception:  # noqa: BLE001 - the program's own
+        except Exception:  # noqa: BLE001 - raised by the program's own code
             traceback.print_exc()

@@ -23,13 +23,14 @@ Named = str | rows.Session | Run | DetachedRun  #: a session: by its name, its r
 class Pool:
     """A pool of this user, found as the command line finds it.
 
-    ``path``: its directory; ``context``: one of `rgpu context ls`; neither: as `rgpu` without options has it
+    ``path``: its directory; ``context``: one of `rgpu context ls`; neither: as for `rgpu` without options
     (RGPU_POOL, RGPU_CONTEXT, the configuration file, the current context, the pool of this machine). ``operator``: act
-    with the operator's key, on everybody's sessions.
+    with the operator's key, on all users' sessions.
 
-    Threads may share one; processes cannot. Methods raise the classes of :class:`rgpu.RgpuError` that the verbs of
-    their names end with, all of them :class:`PoolUnavailable` when no node answers and :class:`AuthenticationFailed`.
-    Making one raises :class:`NotFound` where there is no pool or no key, :class:`UsageError` and :class:`Corrupt`.
+    Threads can share a pool object; processes cannot. Methods raise the subclasses of :class:`rgpu.RgpuError` with
+    which the verbs of their names fail; all of them raise :class:`PoolUnavailable` when no node answers, and
+    :class:`AuthenticationFailed`. The constructor raises :class:`NotFound` where there is no pool or no key,
+    :class:`UsageError` and :class:`Corrupt`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, context: str | None = None,
@@ -48,12 +49,12 @@ class Pool:
         return f"rgpu.Pool({str(self.path)!r})"
 
     def connect(self) -> ControlClient:
-        """Return a connection of its own, for its caller to close."""
+        """Return a separate connection, which the caller closes."""
         return reach(self._files, "operator" if self._operator else "user")
 
     @contextlib.contextmanager
     def _of_its_own(self) -> Iterator[ControlClient]:
-        """A client for what takes long: the other threads' questions do not wait for it."""
+        """A separate client for a long request, so that other threads' requests do not wait for it."""
         with self.connect() as client:
             yield client
 
@@ -87,11 +88,11 @@ class Pool:
             cwd: str | os.PathLike[str] | None = None) -> Run | DetachedRun:
         """Start ``command`` as `rgpu run` does, and return its handle when the program runs.
 
-        ``detach``: it outlives this process and its terminal, as `rgpu run --detach` has it; ``log_limit``: bytes of
+        ``detach``: the run outlives this process and its terminal, as with `rgpu run --detach`; ``log_limit``: bytes of
         its output that are kept. ``name`` to ``time_limit``: the options of `rgpu run` of these names; ``memory``:
-        bytes, or "8GiB". ``timeout``: seconds until which the program must run, with ``queue`` also the wait for a
-        place; None: any time. ``stdin`` to ``cwd``: as of :class:`subprocess.Popen`; a detached run has no streams.
-        Nothing was started where it raises: :class:`Refused`, :class:`AlreadyExists`, :class:`UsageError`,
+        bytes, or "8GiB". ``timeout``: seconds within which the program must start, with ``queue`` including the
+        wait for a place; None: no limit. ``stdin`` to ``cwd``: as for :class:`subprocess.Popen`; a detached run has no
+        streams. When it raises, no program was started: :class:`Refused`, :class:`AlreadyExists`, :class:`UsageError`,
         :class:`NotFound` for the program, :class:`TimedOut`.
         """
         options = {"name": name, "memory": memory, "gpus": gpus, "label": dict(labels or {}), "host": host,
@@ -117,8 +118,8 @@ class Pool:
                  ) -> list[rows.Session]:
         """Return the sessions, and the requests that wait for a place, as `rgpu ps` lists them.
 
-        ``all``: also those that ended or failed. ``all_users``: everybody's (default: with ``operator``). ``hosts``,
-        ``states``, ``users``: any of them; ``labels``: all of them.
+        ``all``: also sessions that ended or failed. ``all_users``: those of all users (default: with ``operator``).
+        Rows match any of ``hosts``, any of ``states``, any of ``users`` and all of ``labels``.
         """
         everything = all or bool({"ended", "failed"} & set(states))
         found = verbs.sessions(self._client, everything=everything,
@@ -126,7 +127,7 @@ class Pool:
         return [rows.read(rows.Session, row) for row in verbs.select(found, hosts, states, users, labels)]
 
     def session(self, session: Named) -> rows.Session:
-        """Return one session, or request that waits. Raises :class:`NotFound`."""
+        """Return one session, or one request that waits. Raises :class:`NotFound`."""
         try:
             return rows.read(rows.Session, verbs.describe(self._client, _name(session)))
         except NotFound:
@@ -136,15 +137,15 @@ class Pool:
             raise
 
     def nodes(self) -> list[rows.Node]:
-        """Return the hosts of the pool with their devices, then those that are lost, as `rgpu nodes` lists them."""
+        """Return the hosts of the pool with their devices, then the lost ones, as `rgpu nodes` lists them."""
         return [rows.read(rows.Node, row) for row in verbs.hosts(self._client)]
 
     def events(self, *, last: int = 0, follow: bool = True, kind: Literal["node", "session", "move", "gang", "pool"]
                | None = None) -> Iterator[rows.Event]:
-        """Yield what is decided from now on, for ever, as `rgpu events -f` prints it.
+        """Yield the pool's decisions from now on, without end, as `rgpu events -f` prints them.
 
-        What happens between the call and the first :func:`next` is among it. ``last``: how many of the past to begin
-        with; ``follow`` False: those only. ``kind``: only these.
+        Decisions between the call and the first :func:`next` are included. ``last``: number of past decisions to begin
+        with; ``follow`` False: only these. ``kind``: only decisions of this kind.
         """
         found, since = verbs.past(self._client, last)
         return self._events(found, since if follow else None, kind)
@@ -164,12 +165,12 @@ class Pool:
                 max_downtime: float | None = None, max_slowdown: float = 0.5,
                 on_timeout: Literal["abort", "freeze"] = "abort", pages: Literal["auto", "stream"] = "auto",
                 on_progress: Callable[[dict[str, Any]], None] | None = None) -> rows.Move:
-        """Move a session to ``host`` while its program runs, and return when it is there.
+        """Move a session to ``host`` while its program runs, and return when it is served there.
 
-        ``max_downtime``: the longest stop in seconds (default: the setting). ``max_slowdown``: 0 to 1, of a replay.
+        ``max_downtime``: the longest pause in seconds (default: the setting). ``max_slowdown``: 0 to 1, for a replay.
         ``on_progress``: called with {phase, mode, round, pages_sent, bytes_sent, …}. Raises :class:`NotFound`,
-        :class:`Refused` before anything stops, :class:`MoveFailed` when the session stayed where it was,
-        :class:`UnknownOutcome` when the answer got lost.
+        :class:`Refused` before the program is paused, :class:`MoveFailed` when the session stayed where it was,
+        :class:`UnknownOutcome` when the answer was lost.
         """
         options = {"mode": mode, "max_downtime": Settings({"max_downtime": max_downtime}, contexts=False).max_downtime,
                    "max_slowdown": max_slowdown, "on_timeout": on_timeout, "pages": pages}
@@ -177,7 +178,7 @@ class Pool:
             return rows.read(rows.Move, verbs.migrate(client, _name(session), host, options, on_progress))
 
     def checkpoint(self, session: Named, *, wait: bool = True) -> rows.Checkpoint:
-        """Write a checkpoint of a session, and return when it counts; without ``wait`` at once.
+        """Write a checkpoint of a session, and return when it is published; without ``wait`` at once.
 
         Raises :class:`NotFound`, :class:`Refused`, :class:`StoreError`.
         """
@@ -185,7 +186,7 @@ class Pool:
             return rows.read(rows.Checkpoint, verbs.checkpoint(client, _name(session), wait=wait))
 
     def restore(self, checkpoint: str | rows.Checkpoint, *, host: str | None = None) -> rows.Restored:
-        """Bring the session of a checkpoint back from it and from its live program's journal.
+        """Restore a session from its checkpoint and from its live program's journal.
 
         ``host``: where to (default: the coordinator chooses). Raises :class:`NotFound`, and :class:`Refused` when the
         journal behind the checkpoint was cut.

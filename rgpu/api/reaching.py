@@ -1,4 +1,4 @@
-"""The pool as its user reaches it: its directory, a key in it, and a client that keeps its addresses fresh."""
+"""Access to a pool for its user: its directory, a key in it, and a client that keeps its addresses up to date."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
 
-REFRESH_SECONDS = 10.0  #: of age, after which the addresses are asked for besides what a verb asks
+REFRESH_SECONDS = 10.0  #: age of the stored addresses from which a verb requests new ones, too
 PING_SECONDS = 2.0
 
 
 def pool_files(settings: Settings) -> PoolFiles:
-    """Return the directory of the pool that is meant."""
+    """Return the directory of the pool that the settings select."""
     return PoolFiles(Path(settings.pool).expanduser().resolve())
 
 
@@ -54,7 +54,7 @@ def require_pool(files: PoolFiles) -> PoolDescription:
 
 
 class PoolClient(ControlClient):
-    """Writes the pool's addresses down as it hears them, so that the next verb finds it wherever it has gone."""
+    """A control client that stores the pool's addresses from each answer, so that the next verb finds the pool."""
 
     def __init__(self, keys: KeyPair, files: PoolFiles, endpoints: list[Endpoint]) -> None:
         super().__init__(keys, endpoints)
@@ -66,7 +66,7 @@ class PoolClient(ControlClient):
 
     def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0, *more: Any, **named: Any
              ) -> Any:
-        """Ask, as :meth:`ControlClient.call` does, and write down where the nodes are now."""
+        """Call a verb as :meth:`ControlClient.call` does, and store the nodes' current addresses."""
         result = super().call(verb, args, timeout, *more, **named)
         told = description.named(result.get("endpoints")) if isinstance(result, dict) else []
         try:
@@ -76,5 +76,5 @@ class PoolClient(ControlClient):
                 description.remember(self._files, told, most=description.MOST if self._named else None)
                 os.utime(self._files.description_path)
         except (OSError, RgpuError):
-            pass  # another user's folder, or nobody answers any more: the verb has its answer
+            pass  # another user's folder, or no node answers any more; the verb has its answer
         return result

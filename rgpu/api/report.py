@@ -1,7 +1,7 @@
-"""Word from `rgpu run` to the process that started it by :meth:`rgpu.Pool.run`: one line of JSON through a pipe.
+"""Report from `rgpu run` to the process that started it by :meth:`rgpu.Pool.run`: one line of JSON through a pipe.
 
 ``{"started": {"name": NAME, "pid": PID}}`` once the program runs, with ``"runs"``, the folder of its record, for a
-detached run; or ``{"refused": {"error": …}}``. Nothing at all: it ended before, and its exit status says how.
+detached run; or ``{"refused": {"error": …}}``. Nothing is written when it ended before: see its exit status.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ LONGEST = 1 << 20  #: bytes of a line
 
 
 class Report:
-    """The writing end. ``fd``: None where nobody asked for word."""
+    """The writing end of the pipe. ``fd``: None where no report was requested."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
         if fd is not None:
-            os.set_inheritable(fd, False)  # the program's output is none of this
+            os.set_inheritable(fd, False)  # the program does not inherit the pipe
 
     def started(self, name: str, pid: int, runs: str = "") -> None:
-        """The program runs, as process ``pid``; its first session is called ``name``.
+        """Report that the program runs as process ``pid``, and that its first session is called ``name``.
 
-        ``runs``: of a detached run, the folder that has its record.
+        ``runs``: for a detached run, the folder of its record.
         """
         self._say({"started": {"name": name, "pid": pid, **({"runs": runs} if runs else {})}})
 
     def refused(self, error: RgpuError) -> bool:
-        """The program was not started; whether somebody was told."""
+        """Report that the program was not started. Return whether the report was written."""
         return self._say({"refused": error.as_dict()})
 
     def _say(self, word: dict[str, Any]) -> bool:
@@ -42,5 +42,5 @@ class Report:
             with open(fd, "wb") as pipe:
                 pipe.write(json.dumps(word, default=str).encode() + b"\n")
         except OSError:
-            return False  # the reader has gone: the program runs on
+            return False  # the reader has ended: the program runs on
         return True

@@ -1,6 +1,6 @@
-"""Rows of the Python API: what the pool answers, typed; the fields are those of `-o json`.
+"""Rows of the Python API: the pool's answers as typed objects, whose fields are those of `-o json`.
 
-Answers are others' words. A field that cannot be read is left at its default; without the one that names the row the
+Answers are untrusted. A field that cannot be read is left at its default; where a required field cannot be read, the
 answer is :class:`Corrupt`. Fields of a newer pool that are not known here are left out.
 """
 
@@ -27,10 +27,10 @@ class Session(Row, frozen=True, kw_only=True):
     state: str
     user: str | None = None
     host: str | None = None
-    device: str | None = None  #: of :meth:`rgpu.Pool.session` only
+    device: str | None = None  #: set by :meth:`rgpu.Pool.session` only
     epoch: int = 0
     memory_bytes: int | None = None
-    quota: int | None = None  #: of :meth:`rgpu.Pool.session`, and of requests that wait
+    quota: int | None = None  #: set by :meth:`rgpu.Pool.session`, and for requests that wait
     calls: int | None = None
     awaited_calls: int | None = None
     pid: int | None = None
@@ -40,8 +40,8 @@ class Session(Row, frozen=True, kw_only=True):
     priority: int = 0
     position: int | None = None  #: in the queue
     labels: dict[str, str] = {}
-    gang: str | None = None  #: that it is a member of, or whose ranks it asks for
-    rank: int | None = None  #: its first in the gang
+    gang: str | None = None  #: gang that the session is a member of, or whose ranks the request asks for
+    rank: int | None = None  #: its first rank in the gang
     gpu_seconds: float | None = None
     gpu_share: float | None = None  #: of the last ten seconds, 0 to 1
     created: float | None = None
@@ -59,7 +59,7 @@ class Device(Row, frozen=True, kw_only=True):
     device: str
     name: str = ""
     total_memory: int = 0
-    free_memory: int = 0  #: that no session was promised
+    free_memory: int = 0  #: not promised to any session
     memory_used: int | None = None
     utilization: float | None = None  #: 0 to 1
     sessions: int = 0
@@ -86,7 +86,7 @@ class Node(Row, frozen=True, kw_only=True):
 
 
 class Move(Row, frozen=True, kw_only=True):
-    """What a move came to. Times in ms, sizes in bytes. ``source``, ``destination``: hosts."""
+    """The result of a move. Times in ms, sizes in bytes. ``source``, ``destination``: hosts."""
 
     session: str
     outcome: str
@@ -95,7 +95,7 @@ class Move(Row, frozen=True, kw_only=True):
     epoch: int = 0
     mode: str = ""
     reason: str = ""
-    why: str = ""  #: that mode
+    why: str = ""  #: reason for that mode
     downtime_ms: float = 0.0
     brownout_ms: float = 0.0
     total_ms: float = 0.0
@@ -107,7 +107,7 @@ class Move(Row, frozen=True, kw_only=True):
 
 
 class Checkpoint(Row, frozen=True, kw_only=True):
-    """A checkpoint. ``image`` is empty for one that was not waited for. Times in ms, sizes in bytes."""
+    """A checkpoint. ``image`` is empty when the checkpoint was not waited for. Times in ms, sizes in bytes."""
 
     session: str
     image: str = ""
@@ -115,7 +115,7 @@ class Checkpoint(Row, frozen=True, kw_only=True):
     epoch: int = 0
     pages: int = 0
     bytes: int = 0
-    pause_ms: float = 0.0  #: that the session stood still
+    pause_ms: float = 0.0  #: time for which the session was paused
     total_ms: float = 0.0
 
 
@@ -130,10 +130,10 @@ class Restored(Row, frozen=True, kw_only=True):
 
 
 class DetachedStatus(Row, frozen=True, kw_only=True):
-    """How a detached run stands. Times in s since 1970.
+    """The status of a detached run. Times in s since 1970.
 
-    ``state``: running, ended, or unknown where nobody saw its end; ``reason``: why. ``exit_code``: of the program,
-    None where it is not known. ``folder``: its working directory; ``time_limit``: in s, None: none.
+    ``state``: running, ended, or unknown where its end was not recorded; ``reason``: why. ``exit_code``: of the
+    program, None where it is not known. ``folder``: its working directory; ``time_limit``: in s, None: none.
     """
 
     name: str
@@ -173,7 +173,7 @@ class MoveNotice(Row, frozen=True, kw_only=True):
     outcome: str
     reason: str = ""
     epoch: int | None = None
-    owner: str | None = None  #: the host that has the session
+    owner: str | None = None  #: the host that serves the session
     when: float = 0.0
 
 

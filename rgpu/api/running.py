@@ -1,4 +1,4 @@
-"""Programs that Python starts on a pool: `rgpu run` in a process of its own, and a handle of it."""
+"""Programs that Python starts on a pool: `rgpu run` in a process of its own, and a handle for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class AttachedOptions(RunOptions, total=False):
-    """Options of a run that ends with its starter's standard streams: where they lead, as of subprocess.Popen."""
+    """Options of an attached run: its standard streams, as for subprocess.Popen."""
 
     stdin: File
     stdout: File
@@ -58,10 +58,10 @@ class DetachedOptions(RunOptions, total=False):
 
     log_limit: int | str | None
 
-#: `rgpu` of this very package, also where it is not on the other interpreter's path; nothing of the folder that the
-#: program runs in is imported.
+#: `rgpu` of this package, also where it is not on the other interpreter's path. Nothing is imported from the
+#: program's working directory.
 _COMMAND = "import sys; sys.path.append({path!r}); from rgpu.cli.main import main; main()"
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  #: exit codes, as shells have them
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  #: exit codes, as shells return them
 _GIVE_UP_SECONDS = 15.0
 
 
@@ -79,7 +79,7 @@ class Run:
         try:
             self._program = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._program = -1  # over already
+            self._program = -1  # it has ended already
         self._close = weakref.finalize(self, os.close, self._program) if self._program >= 0 else None
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Run:
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return options of `rgpu run` as its command line has them; what is None or empty is not given.
+    """Return options as command-line arguments of `rgpu run`; those that are None, False or empty are left out.
 
     A map gives its option once for each ``KEY=VALUE``, a list once for each of its items.
     """
@@ -152,9 +152,9 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any], *, pool: Path, timeout: float | None,
           stdin: File, stdout: File, stderr: File, env: Mapping[str, str] | None, cwd: str | os.PathLike[str] | None
           ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """Start a program, as :meth:`rgpu.Pool.run` has it.
+    """Start a program, as :meth:`rgpu.Pool.run` does.
 
-    Returns the process of `rgpu run` and what it said of the start: name, pid, of a detached run also runs.
+    Returns the process of `rgpu run` and its report of the start: name, pid and, for a detached run, runs.
     """
     if isinstance(command, str | bytes) or not command:
         raise UsageError('nothing to run: give the program and its arguments as a list, ["python", "train.py"]')
@@ -171,7 +171,7 @@ def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any],
             os.close(writer)
         try:
             said = _word(word, timeout)
-        except BaseException:  # also Ctrl-C: nobody would know of the program
+        except BaseException:  # also Ctrl-C: the program would run without a handle
             _give_up(process)
             raise
     if "started" in said:
@@ -184,7 +184,7 @@ def start(command: Sequence[str | os.PathLike[str]], options: Mapping[str, Any],
 
 
 def _word(pipe: Any, timeout: float | None) -> dict[str, Any]:
-    """What `rgpu run` says of itself; nothing if it ended without. Raises :class:`TimedOut`, :class:`Corrupt`."""
+    """Read the report of `rgpu run`; empty if it ended without one. Raises :class:`TimedOut`, :class:`Corrupt`."""
     deadline = None if timeout is None else time.monotonic() + timeout
     line, poller = b"", select.poll()
     poller.register(pipe, select.POLLIN)
@@ -202,7 +202,7 @@ def _word(pipe: Any, timeout: float | None) -> dict[str, Any]:
 
 
 def _give_up(process: subprocess.Popen[bytes]) -> None:
-    """End `rgpu run`: it withdraws its request."""
+    """End `rgpu run`, which withdraws its request."""
     process.terminate()
     try:
         process.wait(_GIVE_UP_SECONDS)

@@ -1,4 +1,4 @@
-"""Settings: what they are, where each value came from.
+"""Settings: the list of them, and where each value came from.
 
 Precedence: command-line option, environment (``RGPU_<NAME>``), configuration
 file, default. The file is TOML: ``$RGPU_CONFIG``, or ``rgpu/config.toml`` under
@@ -20,7 +20,7 @@ from rgpu.session.errors import UsageError
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-AUTO = -1  #: of a count that is found out
+AUTO = -1  #: stands for a count that is determined automatically
 
 
 def parse_size(text: str | int) -> int:
@@ -32,20 +32,20 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_count(text: str | int) -> int:
-    """A whole number, not negative. Raises :class:`UsageError`."""
+    """Return a whole number, not negative. Raises :class:`UsageError`."""
     if not re.fullmatch(r"\s*\d{1,6}\s*", str(text)):
         raise UsageError(f"{text!r} is no number; write for example 2")
     return int(text)
 
 
-#: Of :mod:`rgpu.server.node.workers.compute`.
+#: Policies of :mod:`rgpu.server.node.workers.compute`.
 POLICIES = ("shared", "always", "never")
-#: Of :mod:`rgpu.server.box.walls`.
+#: Kinds of box of :mod:`rgpu.server.box.walls`.
 BOXES = ("auto", "off", "strict")
 
 
 def parse_warm_workers(text: str | int) -> int:
-    """A number, or ``auto``: :data:`AUTO`. Raises :class:`UsageError`."""
+    """Return a number; :data:`AUTO` for ``auto``. Raises :class:`UsageError`."""
     if str(text).strip().lower() in ("auto", str(AUTO)):
         return AUTO
     return parse_count(text)
@@ -59,7 +59,7 @@ def parse_box(text: str) -> str:
 
 
 def parse_policy(text: str) -> str:
-    """When sessions are held to their shares. Raises :class:`UsageError`."""
+    """Return the name of a policy by which sessions are held to their shares. Raises :class:`UsageError`."""
     if text not in POLICIES:
         raise UsageError(f"{text!r} is none of {', '.join(POLICIES)}")
     return text
@@ -107,7 +107,7 @@ def _state_home() -> Path:
 
 
 def journal_limit() -> int:
-    """Bytes: 1/32 of the memory that this process may use, 256 MiB to 4 GiB."""
+    """Return the default journal limit in bytes: 1/32 of this process's memory limit, 256 MiB to 4 GiB."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or "max"
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -121,9 +121,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("memory", lambda: 0, parse_size, "device memory of a session (its quota); 0: as --gpus says, else the "
             "pool's default (`rgpu pool status`): one GPU, 1 GiB on the cpu device"),
     Setting("quiet", lambda: False, parse_flag, "no line at the start of a run that says what it was given"),
-    Setting("resident", lambda: True, parse_flag, "after a first plain `rgpu run` a process stays that starts the next "
-            "ones faster"),
-    Setting("resident_idle", lambda: 600.0, parse_age, "how long it stays without a run"),
+    Setting("resident", lambda: True, parse_flag, "after a first plain `rgpu run` a process remains that starts the "
+            "next ones faster"),
+    Setting("resident_idle", lambda: 600.0, parse_age, "how long that process remains without a run"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last checkpoint, to outlive a server"),
     Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
             "the machine's memory, 256 MiB to 4 GiB)"),
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("keep_runs", lambda: 50, parse_count, "detached runs that stay on record after their end, the newest ones"),
     Setting("log_limit", lambda: 64 << 20, parse_size, "bytes that are kept of the output of a detached run: the first "
             "quarter of it, and the end"),
-    Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
+    Setting("max_downtime", lambda: 10.0, parse_seconds, "longest pause that a move may cause"),
     Setting("store", lambda: "", str, "where checkpoints are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: "
                                       "the "
             "pool's directory)"),
@@ -145,15 +145,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("enforce_compute", lambda: "shared", parse_policy, "when a node holds sessions to their shares of a "
             "device's time: shared, always or never"),
     Setting("box", lambda: "auto", parse_box, "walls around workers: auto (what the host allows), off, strict (all)"),
-    Setting("worker_uids", lambda: "", str, "FIRST-LAST: users that nobody else has, one for each worker of this host"),
+    Setting("worker_uids", lambda: "", str, "FIRST-LAST: user ids not used otherwise, one for each worker of "
+            "this host"),
     Setting("worker_memory", lambda: 0, parse_size, "host memory that a worker may have; 0: nearly all of the host's"),
     Setting("worker_io", lambda: 0, parse_size, "bytes a second that a worker may read, and write, of the node's "
             "disks; 0: no bound"),
     Setting("client_grace", lambda: 600.0, parse_age, "how long a client's host may be silent before its session is "
-            "checkpointed and ended; a node's: for sessions that say nothing"),
+            "checkpointed and ended; a node's: for sessions that set none"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
     Setting("spares", lambda: AUTO, parse_warm_workers,
-            "workers that stand ready for each device of a node; auto: "
+            "warm workers for each device of a node; auto: "
             "as many as memory and processors allow, one at least"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),
 )
@@ -172,9 +173,9 @@ class Settings:
 
     def __init__(self, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None, *,
                  contexts: bool = True) -> None:
-        """``contexts``: a context may name the pool; False for what is done to a pool of this machine.
+        """``contexts``: whether a context may name the pool; False for operations on a pool of this machine.
 
-        Raises :class:`UsageError`, and :class:`NotFound` for a context that is not there.
+        Raises :class:`UsageError`, and :class:`NotFound` for a context that does not exist.
         """
         environ = dict(os.environ) if environ is None else environ
         self.file, content = _read_file(environ)
@@ -191,11 +192,11 @@ class Settings:
             raise AttributeError(name) from None
 
     def given(self, name: str) -> bool:
-        """Whether somebody set it, wherever."""
+        """Whether a source other than the default set it."""
         return self._values[name].source != "default"
 
     def explain(self) -> list[dict[str, Any]]:
-        """Every setting with its value and where it came from."""
+        """Return every setting with its value and where it came from."""
         return [{"name": s.name, "value": self._values[s.name].value, "source": self._values[s.name].source,
                  "help": s.help} for s in SETTINGS]
 
@@ -206,7 +207,7 @@ def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
     path = Path(named) if named else base / "rgpu" / "config.toml"
     try:
         there = path.exists()
-    except PermissionError:  # of another user, as where `runuser` kept HOME
+    except PermissionError:  # another user's folder, for example where `runuser` kept HOME
         there = False
     if not there:
         if named:
@@ -225,9 +226,9 @@ def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
 
 
 def _pool(directory: Value, context: Value, environ: dict[str, str]) -> Value:
-    """The pool that is meant: the directory or the context that was named closest by, else the current context.
+    """The selected pool: the directory or context of the source with the higher precedence, else the current context.
 
-    Raises :class:`UsageError` where both were named in one place, :class:`NotFound`.
+    Raises :class:`UsageError` where both were named in the same source, :class:`NotFound`.
     """
     places = ("option", "environment", "file", "default")
     named, meant = (places.index(value.source.split()[0]) for value in (directory, context))

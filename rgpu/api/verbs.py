@@ -1,4 +1,4 @@
-"""What a pool is asked for its users, for the command line and for :class:`rgpu.Pool`: each answer as it came."""
+"""Requests to a pool for its users, for the command line and for :class:`rgpu.Pool`: each returns the raw answer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rgpu.session.errors import NotFound, PoolUnavailable, Refused
 Row = dict[str, Any]
 Progress = Callable[[Row], None]
 
-WAIT_SECONDS = 10.0  #: that a node waits for something to tell
-SILENCE_SECONDS = 60.0  #: without a node that answers, after which events are given up
-CHECKPOINT_SECONDS = 3700.0  #: perhaps behind another one, and as long as the store takes
+WAIT_SECONDS = 10.0  #: for which a node waits for an event before it answers
+SILENCE_SECONDS = 60.0  #: without an answer from any node, after which :func:`follow` raises
+CHECKPOINT_SECONDS = 3700.0  #: includes the wait for another checkpoint and the time of the store
 RESTORE_SECONDS = 600.0
-MOVE_SECONDS = 1300.0  #: without a word of progress
+MOVE_SECONDS = 1300.0  #: without a message of progress
 PLAN_SECONDS = 120.0
 
 
 def sessions(client: ControlClient, *, everything: bool = False, all_users: bool = False) -> list[Row]:
     """Return the rows of `rgpu ps`: sessions, then requests that wait.
 
-    ``everything``: also what ended or failed. ``all_users``: everybody's, for an operator's key. Raises as
+    ``everything``: also those that ended or failed. ``all_users``: all users', for an operator's key. Raises as
     :meth:`ControlClient.call`.
     """
     found = client.call("session.list", {"all": everything, "all_users": all_users})
@@ -31,7 +31,7 @@ def sessions(client: ControlClient, *, everything: bool = False, all_users: bool
 
 
 def hosts(client: ControlClient, timeout: float = 10.0) -> list[Row]:
-    """Return the rows of the hosts that are there, then of those that went without a word (``state`` lost)."""
+    """Return the rows of the hosts in the pool, then of the hosts that stopped answering (``state`` lost)."""
     found = client.call("node.list", {}, timeout=timeout)
     return [*found["nodes"], *found.get("lost", [])]
 
@@ -46,7 +46,7 @@ def select(rows: Iterable[Row], hosts: Iterable[str] = (), states: Iterable[str]
 
 
 def describe(client: ControlClient, session: str) -> Row:
-    """Return everything that the pool knows about one session. Raises :class:`NotFound`."""
+    """Return everything that the pool records about one session. Raises :class:`NotFound`."""
     return dict(client.call("session.describe", {"session": session}))
 
 
@@ -56,19 +56,18 @@ def gangs(client: ControlClient, *, everything: bool = False, all_users: bool = 
 
 
 def describe_gang(client: ControlClient, gang: str) -> Row:
-    """Return what the pool knows about one gang and its members. Raises :class:`NotFound`."""
+    """Return what the pool records about one gang and its members. Raises :class:`NotFound`."""
     return dict(client.call("gang.describe", {"session": gang}))
 
 
 def describe_any(client: ControlClient, name: str) -> Row:
-    """Return what the pool knows about a session, else about a gang, which has ``members``. Raises :class:`NotFound`.
-    """
+    """Return the description of a session, else of a gang, which has ``members``. Raises :class:`NotFound`."""
     try:
         return describe(client, name)
     except NotFound as none:
         try:
             return describe_gang(client, name)
-        except (NotFound, Refused):  # a node of the version before knows of no gangs
+        except (NotFound, Refused):  # a node of the previous version has no gangs
             raise none from None
 
 
@@ -80,12 +79,12 @@ def migrate(client: ControlClient, session: str, host: str, options: Row, on_pro
 
 
 def checkpoint(client: ControlClient, session: str, *, wait: bool = True) -> Row:
-    """Write a checkpoint; with ``wait`` return when it counts. Raises :class:`NotFound`, :class:`StoreError`."""
+    """Write a checkpoint; with ``wait`` return when it is published. Raises :class:`NotFound`, :class:`StoreError`."""
     return dict(client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=CHECKPOINT_SECONDS))
 
 
 def restore(client: ControlClient, image: str, host: str | None = None) -> Row:
-    """Bring a session back from a checkpoint and its journal. Raises :class:`NotFound`, :class:`Refused`."""
+    """Restore a session from a checkpoint and its journal. Raises :class:`NotFound`, :class:`Refused`."""
     return dict(client.call("session.restore", {"image": image, "host": host}, timeout=RESTORE_SECONDS))
 
 
@@ -95,15 +94,15 @@ def kill(client: ControlClient, session: str) -> Row:
 
 
 def past(client: ControlClient, last: int) -> tuple[list[Row], int]:
-    """Return the ``last`` decisions of the past, and the revision to :func:`follow` them from."""
+    """Return the ``last`` newest decisions, and the revision from which to :func:`follow`."""
     found = client.call("pool.history", {"limit": last})
     return list(found["events"]), int(found["revision"])
 
 
 def follow(client: ControlClient, since: int) -> Iterator[Row]:
-    """Yield the decisions after revision ``since``, for ever.
+    """Yield the decisions after revision ``since``, without end.
 
-    After a broken connection another node is asked for what came since: nothing is missed or told twice. Raises
+    After a broken connection another node is asked for the following decisions: none is missed or repeated. Raises
     :class:`PoolUnavailable` after :data:`SILENCE_SECONDS` without an answer.
     """
     heard = time.monotonic()

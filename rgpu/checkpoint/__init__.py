@@ -1,3 +1,3 @@
-"""Checkpoints of sessions: pages, chunks, stores. It knows devices only by a protocol, and no node or registry."""
+"""Checkpoints of sessions: pages, chunks, stores. Devices are a protocol here; no node or registry is imported."""
 
 import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

@@ -1,15 +1,15 @@
-"""What a device must do for a session: the protocol that ``cpu`` and ``cuda`` implement.
+"""The protocol that a device implements for a session (``cpu`` and ``cuda`` do).
 
-A device belongs to one worker and so to one session; where the session has several of a host's, it
-stands for all of them, and an address, a context or a legacy stream (numbered as the device) says which
-is meant. Objects are named by the client's numbers. Two kinds of method: *immediate* ones take effect before they
+A device belongs to one worker and so to one session. Where the session has several GPUs of a host, the device
+stands for all of them, and an address, a context or a legacy stream (numbered as the GPU) selects the one
+that is meant. Objects are named by the client's numbers. Two kinds of method: *immediate* ones take effect before they
 return; *ordered* ones take ``seq`` (the call's journal position) and a stream,
 return at once, and are executed in stream order as CUDA defines it (the legacy
 stream 0 orders with blocking streams; streams run independently otherwise).
 
-Ordered methods never raise for what only execution can show: such an error
-becomes the device's sticky error. They raise :class:`DeviceError` (with the
-CUresult that the driver would give) for what is wrong with the call itself.
+Ordered methods never raise for errors that appear only in execution: such an
+error becomes the device's sticky error. They raise :class:`DeviceError` (with the
+CUresult that the driver would give) for an error of the call itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a client may ask about a device, learned once at session start."""
+    """Facts that a client may query about a device, read once at session start."""
 
     name: str
     uuid: bytes  #: 16 bytes
@@ -72,7 +72,7 @@ class Launch:
     block: tuple[int, int, int]
     shared: int  #: dynamic shared memory, bytes
     stream: int
-    parameters: bytes  #: packed as the function's parameter table says
+    parameters: bytes  #: packed in the layout of the function's parameter table
     cooperative: bool = False
     attributes: bytes = b""  #: raw CUlaunchAttribute entries, 72 bytes each
 
@@ -81,7 +81,7 @@ class Launch:
 Done = Callable[[int, Any], None]
 
 
-#: (CUresult, spans of the work, bytes that a copy to the host brought or None), once the work is complete
+#: Called once the work is complete: (CUresult, spans of the work, bytes that a copy to the host read or None).
 TimesDone = Callable[[int, Sequence[Span], Any], None]
 
 
@@ -95,43 +95,43 @@ class Device(Protocol):
         """Back [address, address+size) with zeros. Both multiples of GRANULE."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Take away the mapping of ``size`` bytes at ``address``, as it was made. Raises :class:`DeviceError`."""
+        """Remove the mapping of ``size`` bytes at ``address``, as it was made. Raises :class:`DeviceError`."""
 
     def alias(self, address: int, size: int, source: int) -> None:
-        """Let the first ``size`` bytes of the mapping at ``source`` stand at ``address`` too; all in GRANULE.
+        """Map the first ``size`` bytes of the mapping at ``source`` at ``address``, too; all multiples of GRANULE.
 
         The region is the mapping alone: its pages are read, hashed and written once. Raises :class:`DeviceError`.
         """
 
     def unalias(self, address: int, size: int) -> None:
-        """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
+        """Remove an alias, as it was made, that contains no valid allocation. Raises :class:`DeviceError`."""
 
     def share(self, address: int, size: int) -> list[tuple[int, int]]:
-        """Let the mappings that hold an allocation be memory that other workers can map; (address, bytes) of each.
+        """Make the mappings that hold an allocation mappable by other workers; return (address, bytes) of each.
 
-        Raises :class:`DeviceError`: INVALID_VALUE where no allocation is that, NOT_READY where work uses it.
+        Raises :class:`DeviceError`: INVALID_VALUE where there is no such allocation, NOT_READY where work uses it.
         """
 
     def allocated(self, address: int, size: int) -> bool:
-        """Tell whether that is an allocation, as it was made. For any thread."""
+        """Return whether [address, address+size) is an allocation as it was made. For any thread."""
 
     def shared(self, address: int, size: int) -> int:
-        """Return a descriptor, the caller's, of the memory of a mapping that was shared. For any thread.
+        """Return a file descriptor of the memory of a shared mapping; the caller closes it. For any thread.
 
-        Raises :class:`DeviceError`: it is gone.
+        Raises :class:`DeviceError` if the mapping no longer exists.
         """
 
     def map_shared(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
-        """Map memory of other workers', (descriptor, bytes) of each piece, one behind the other from ``address`` on.
+        """Map memory of other workers, (descriptor, bytes) of each piece, one behind the other from ``address`` on.
 
-        It is no region of this session's. Raises :class:`DeviceError`.
+        It does not become a region of this session. Raises :class:`DeviceError`.
         """
 
     def unmap_shared(self, address: int) -> None:
-        """Take away what was mapped so, in which nothing valid lies. Raises :class:`DeviceError`."""
+        """Remove a mapping of :meth:`map_shared` that contains no valid allocation. Raises :class:`DeviceError`."""
 
     def move_mapping(self, address: int, size: int, to: int) -> None:
-        """Give a mapping, which nothing valid lies in, the address ``to``; its bytes and aliases stay.
+        """Move a mapping that contains no valid allocation to the address ``to``; its bytes and aliases stay.
 
         Raises :class:`DeviceError`.
         """
@@ -143,20 +143,20 @@ class Device(Protocol):
         """Free the allocation that begins at ``address``. Raises :class:`DeviceError`."""
 
     def host_allocate(self, address: int, size: int) -> None:
-        """Mirror of a pinned host range, at its own address."""
+        """Make the mirror of a pinned host range, at the range's own address."""
 
     def host_free(self, address: int) -> None:
         """Free the mirror of the pinned range that begins at ``address``. Raises :class:`DeviceError`."""
 
     def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
-        """Ordered: bytes of a pinned range as the program's CPU wrote them, into its mirror."""
+        """Ordered: write bytes of a pinned range, as the program's CPU wrote them, into its mirror."""
 
     def mirror_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
-        """Ordered: done(result, the mirror's bytes; None with an error)."""
+        """Ordered: read a mirror; calls done(result, its bytes; None with an error)."""
 
     # -- objects (immediate) ------------------------------------------------
     def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
-        """``device``: the session's number, where it has several."""
+        """Make a context. ``device``: the session's number of the GPU, where it has several."""
 
     def destroy_context(self, context: int) -> None:
         """Destroy a context and what belongs to it. Raises :class:`DeviceError`."""
@@ -180,29 +180,32 @@ class Device(Protocol):
              places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
         """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError.
 
-        ``places``: where its variables stood before; in a rebuild the device does what it can to put them there.
+        ``places``: the former addresses of its variables; in a rebuild the device tries to put them there again.
         """
 
     def placed(self) -> None:
-        """The modules of a rebuild are loaded: give back what was taken to place them."""
+        """Free the memory that was taken to place variables: the modules of a rebuild are loaded."""
 
     def unload(self, module: int) -> None:
-        """Unload a module; its variables go with it. Raises :class:`DeviceError`."""
+        """Unload a module and free its variables. Raises :class:`DeviceError`."""
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         """Link (cuLink*): (CUjitInputType, name, data) → a module binary that load() takes, and a log."""
 
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
-        """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
+        """Load the function and return its 16 attributes: the table of a lazy load has -1 for some."""
 
     def tensor_map(self, form: int, arguments: bytes) -> bytes:
-        """The 128 bytes that the driver encodes (docs/developers/devices.md, "Tensor maps"). Raises DeviceError."""
+        """Return the 128 bytes that the driver encodes (docs/developers/devices.md, "Tensor maps").
+
+        Raises DeviceError.
+        """
 
     def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
                           block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
-        """The driver's answer to ``cuOccupancyMaxActiveClusters`` (form 0), ``…PotentialClusterSize`` (1).
+        """Return the driver's answer to ``cuOccupancyMaxActiveClusters`` (form 0), ``…PotentialClusterSize`` (1).
 
-        Which multiprocessors can share a cluster is known to it alone. Raises DeviceError.
+        Only the driver has the data: which multiprocessors can share a cluster. Raises DeviceError.
         """
 
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
@@ -212,10 +215,10 @@ class Device(Protocol):
         """Make an executable graph of these nodes. ``flags``: CUgraphInstantiate_flags."""
 
     def update_graph(self, graph: int, changes: dict[int, Node]) -> None:
-        """Other parameters for these nodes (by index), from the next launch on; launches given before keep theirs."""
+        """Set other parameters for these nodes (by index), from the next launch on; earlier launches keep theirs."""
 
     def destroy_graph(self, graph: int) -> None:
-        """Launches given before go on to their end."""
+        """Destroy an executable graph; launches given before complete."""
 
     # -- arrays, texture and surface objects (docs/developers/objects/arrays.md) --------
     def create_array(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
@@ -231,41 +234,41 @@ class Device(Protocol):
         """Ordered: bring a box of the array up to date from its memory. Raises :class:`DeviceError`."""
 
     def spread_arrays(self) -> None:
-        """Every array gets what its memory holds: pages were written. Only while drained; the inverse is part of
-        :meth:`drain`."""
+        """Copy every array's memory into the array, after pages were written. Only while drained; the inverse is part
+        of :meth:`drain`."""
 
     def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
-        """Keep the handles of textures that the program may know from other use, until they were made again.
+        """Give no new object a handle of a texture that the program may still hold, until that texture was made again.
 
         Called before an array or a texture is made: True in a recovery or a replay, None in a move, which has all
-        objects in their order. ``owner``: counts who had the session. Raises :class:`DeviceError`.
+        objects in their order. ``owner``: number of owners that the session had. Raises :class:`DeviceError`.
         """
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:
-        """Make a texture or surface object; returns the handle that kernels know it by. Raises DeviceError."""
+        """Make a texture or surface object; returns the handle that kernels use. Raises DeviceError."""
 
     def place_texture(self, texture: int, handle: int) -> None:
-        """The program holds this handle: see to it that it is the object's. Raises DeviceError where it cannot be."""
+        """Give the object ``handle``, which the program holds. Raises DeviceError where that is impossible."""
 
     def destroy_texture(self, texture: int) -> None:
         """Destroy a texture or surface object. Raises :class:`DeviceError`."""
 
     # -- ordered work -------------------------------------------------------
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
-        """Behind the stream's work, and behind the graph's own earlier launches in any stream."""
+        """Launch a graph behind the stream's work and behind the graph's own earlier launches in any stream."""
 
     def launch(self, seq: int, launch: Launch) -> None:
         """Launch a kernel in its stream's order, as call ``seq``. Raises :class:`DeviceError`."""
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
-        """Host bytes (height rows of width, packed) to device memory of that pitch.
+        """Copy host bytes (``height`` rows of ``width`` bytes, packed) to device memory of that pitch.
 
         ``data`` must not change before ``seq`` is complete.
         """
 
     def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
-        """done(result, packed bytes: a bytes-like object; None with an error)."""
+        """Copy rows to the host; calls done(result, packed bytes: a bytes-like object; None with an error)."""
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
              source: int, source_pitch: int, width: int, height: int) -> None:
@@ -281,22 +284,22 @@ class Device(Protocol):
         """Write a word (kind 0: 32, 1: 64 bits), or hold the stream until one compares (2, 3; flags: how)."""
 
     def reach_ranks(self, exchange: Any) -> None:
-        """Take the way to ranks in other sessions, a :class:`rgpu.server.collectives.exchange.Exchange`."""
+        """Set the connection to ranks in other sessions, a :class:`rgpu.server.collectives.exchange.Exchange`."""
 
     def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
                             members: Sequence[str] = ()) -> None:
-        """Make one rank of the communicator that ``unique`` names. ``members``: the session of each rank; none: all
-        are in this one.
+        """Make one rank of the communicator that ``unique`` names. ``members``: the session of each rank; empty: all
+        are in this session.
         """
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
         """End one rank. ``abort``: its unfinished operations, and those that wait for it, end without a result."""
 
     def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
-        """Ordered, in the streams of all operations: a group of NCCL's, complete when all its operations are."""
+        """Ordered, in the streams of all operations: execute an NCCL group, complete when all its operations are."""
 
     def communicators(self) -> list[dict[str, Any]]:
-        """Return, for each communicator, the last operation of each rank: number, call, bytes, who is missing."""
+        """Return, for each communicator, the last operation of each rank: number, call, bytes, missing ranks."""
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         """Record an event behind the stream's work so far."""
@@ -305,43 +308,46 @@ class Device(Protocol):
         """Let the stream's later work wait for an event's last record."""
 
     def host_function(self, seq: int, stream: int, reached: Done) -> None:
-        """reached(0, None) when the stream gets there; the stream stops until host_function_done(seq).
+        """Call reached(0, None) when the stream arrives at the call; the stream waits for host_function_done(seq).
 
-        After a sticky error reached(error, None), and the stream does not stop.
+        After a sticky error it is reached(error, None), and the stream does not wait.
         """
 
     def host_function_done(self, seq: int) -> None:
-        """May come before the stream gets there (a replay): then it does not stop. DeviceError(400) if none waits."""
+        """Let the stream go on behind host function ``seq``. Raises DeviceError(400) if none waits.
+
+        May be called before the stream arrives there (in a replay): then the stream does not wait.
+        """
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
-        """done() when all work given so far to the stream (None: to any) is complete."""
+        """Call done() when all work given so far to the stream (None: to any) is complete."""
 
     def synchronize_device(self, seq: int, device: int, done: Done) -> None:
-        """The same of all streams of one of the session's devices."""
+        """Call done() when all work given so far to all streams of one of the session's devices is complete."""
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         """Call ``done(result, None)`` when the event's last record is complete."""
 
     def timed(self, seq: int, stream: int, work: Callable[[], None], done: TimesDone) -> None:
-        """``work`` gives the device call ``seq``, in that stream; its own done() is replaced by ``done``, which is
-        called in the stream's order.
+        """Run ``work``, which gives the device call ``seq`` in that stream, and time it. The call's own done() is
+        replaced by ``done``, which is called in the stream's order.
 
-        Raises :class:`DeviceError`, what ``work`` raises.
+        Raises :class:`DeviceError`, and whatever ``work`` raises.
         """
 
     # -- progress -----------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
-        """notify() is called (from any thread, coalesced) when progress() may have changed."""
+        """Set ``notify``, which is called (from any thread, coalesced) when progress() may have changed."""
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
-        """(seqs of ordered work not yet complete, {stream: highest seq complete in it})."""
+        """Return (seqs of ordered work not yet complete, {stream: highest seq complete in it})."""
 
     def unfinished(self) -> tuple[int, str] | None:
-        """The oldest call of ordered work that is not complete; None: there is none. And what it is: "kernel NAME", …,
-        empty where that is not known."""
+        """Return the oldest call of ordered work that is not complete, and what it is: "kernel NAME", …, empty where
+        that is not known. None if all work is complete."""
 
     def is_complete(self, seq: int) -> bool:
-        """Tell whether the work of call ``seq`` is complete."""
+        """Return whether the work of call ``seq`` is complete."""
 
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
         """Wait for the work of call ``seq``, ``timeout`` seconds at most (None: for ever); returns whether it is
@@ -349,13 +355,13 @@ class Device(Protocol):
         """
 
     def drain(self, timeout: float) -> bool:
-        """Wait until no ordered work is left and every done() has returned; False after timeout seconds.
+        """Wait until no ordered work is left and every done() has returned; False after ``timeout`` seconds.
 
-        Then the memory of arrays holds what they hold.
+        On success every array's contents have been copied to its memory.
         """
 
     def busy_seconds(self) -> float:
-        """Seconds so far in which work of this session was on the device, or waited there for work of its own."""
+        """Return the seconds so far in which the session had work on the device, or work that waited for its own."""
 
     @property
     def error(self) -> int:
@@ -369,7 +375,7 @@ class Device(Protocol):
         """List the memory whose bytes belong to the session's state."""
 
     def pins(self) -> list[str]:
-        """Why the session cannot leave this device, one reason each; empty when it can."""
+        """List the reasons why the session cannot leave this device; empty when it can."""
 
     def read(self, address: int, size: int) -> bytes:
         """Return bytes of a region while no work changes them. Raises :class:`DeviceError`."""
@@ -378,58 +384,60 @@ class Device(Protocol):
         """Set bytes of a region while no work uses them. Raises :class:`DeviceError`."""
 
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
-        """(pages, 2) uint64: the keyed 128-bit hash of each PAGE of the region (see pagehash)."""
+        """Return (pages, 2) uint64: the keyed 128-bit hash of each PAGE of the region (see pagehash)."""
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-        """Hash the pages of many regions in one go, with which of their pages are all zeros."""
+        """Hash the pages of many regions in one batch; also return which of their pages are all zeros."""
 
     def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
-        """Hash what is copied: the pages of (address, bytes) ranges, in order; page i goes to ``staging`` + PAGE · i.
+        """Copy the pages of (address, bytes) ranges, in order, and hash the copies; page i to ``staging`` + PAGE · i.
 
-        ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
-        last page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
+        ``staging``: the address of memory that the device can write, a multiple of 16; a short last page is filled
+        up with zeros there. The hash is that of the bytes at ``staging``, even if work changes the source meanwhile.
         """
 
     def frames(self) -> FramePool:
-        """The frames through which checkpoints go, both ways. One checkpoint at a time uses them."""
+        """Return the frames through which checkpoints are read and written. One checkpoint at a time uses them."""
 
     def page_ring(self) -> PageRing:
-        """The device's one staging ring, made when the device was opened. One page stream uses it at a time."""
+        """Return the device's one staging ring, made when the device was opened. One page stream uses it at a time."""
 
     def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
         """Write (address, size, bytes or None for zeros) of state, in order, in one batch.
 
-        Returns when the bytes were taken and are in place for whatever is given to the device later. For threads
-        side by side as long as their ranges do not overlap.
+        Returns when the bytes were read and are in place for all work given to the device later. Threads may call
+        it concurrently as long as their ranges do not overlap.
         """
 
-    # -- room for copies of pages, outside the session's state (see rgpu.checkpoint.pages.frozen) --------------------
+    # -- memory for copies of pages, outside the session's state (see rgpu.checkpoint.pages.frozen) ------------------
     def free_memory(self) -> int:
-        """Bytes that :meth:`stage` may still be given, as far as is known now."""
+        """Return the bytes that :meth:`stage` can still allocate, as far as is known now."""
 
     def stage(self, size: int) -> int:
-        """Memory for ``copy_and_hash``: its address, a multiple of 256. Raises DeviceError (2) when there is none."""
+        """Allocate memory for ``copy_and_hash``; return its address, a multiple of 256. Raises DeviceError (2) when
+        there is not enough.
+        """
 
     def unstage(self, address: int) -> None:
         """Free the staging memory at ``address``."""
 
     def read_staged(self, address: int, size: int) -> bytes:
-        """Bytes of staged memory."""
+        """Return bytes of staged memory."""
 
     def elapsed(self, start: int, end: int) -> float:
-        """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""
+        """Return the milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""
 
     def event_states(self) -> dict[int, int | None]:
         """Return {event: nanoseconds on the session clock when its last record completed, or None}."""
 
     def restore_event_states(self, states: dict[int, int | None]) -> None:
-        """Set when events were last completed; the form is that of :meth:`event_states`."""
+        """Set the completion times of events; the form is that of :meth:`event_states`."""
 
     def clock(self) -> int:
-        """The session clock, ns."""
+        """Return the session clock, ns."""
 
     def set_clock(self, now: int) -> None:
         """Set the session's clock to ``now``, ns."""
 
     def close(self) -> None:
-        """Let go of everything on the device; work under way gets a second."""
+        """Free everything on the device; running work is given one second to complete."""

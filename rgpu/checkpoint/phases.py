@@ -1,4 +1,4 @@
-"""How long each phase of something took: a time line for those who look for what to make faster."""
+"""Durations of the phases of an operation: a time line for finding out what to make faster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Phases:
-    """Milliseconds by phase, in the order in which they began first; one that comes again adds up. One thread's."""
+    """Milliseconds by phase, in the order in which each began first; repetitions add up. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock  #: seconds
@@ -16,7 +16,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside counts for ``name``, whether it ends well or not."""
+        """Add the time of the block to phase ``name``, whether the block ends well or raises."""
         self._taken.setdefault(name, 0.0)
         began = self._clock()
         try:
@@ -29,5 +29,5 @@ class Phases:
         self._taken[name] = self._taken.get(name, 0.0) + seconds
 
     def ms(self, prefix: str = "") -> dict[str, float]:
-        """Rounded to microseconds."""
+        """Return milliseconds by phase, rounded to microseconds; ``prefix`` is put before each name."""
         return {prefix + name: round(seconds * 1000, 3) for name, seconds in self._taken.items()}

@@ -1,7 +1,7 @@
-"""Questions before harm: what a verb will end or delete is said, and a person at a terminal is asked.
+"""Confirmations: a verb prints what it will end or delete, and asks the person at the terminal.
 
-Without a terminal there is nobody to ask: ``kill``, ``leave`` and ``image rm`` go on, as scripts know them; what cannot
-be had back at all (``down --purge``, the last operator's key) is refused there without ``--yes``.
+Without a terminal ``kill``, ``leave`` and ``image rm`` continue without asking, for scripts; what cannot be undone
+(``down --purge``, the last operator's key) is refused there without ``--yes``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def somebody_there() -> bool:
 
 
 def confirm(yes: bool, consequences: Callable[[], Sequence[str]], always: bool = False) -> None:
-    """Say what will happen and ask. ``consequences()``: lines, looked up only where they are shown.
+    """Print what will happen and ask. ``consequences``: returns the lines; called only where they are shown.
 
-    ``always``: without a terminal ``--yes`` must be given. Raises :class:`Refused` for a no.
+    ``always``: without a terminal ``--yes`` must be given. Raises :class:`Refused` when the answer is no.
     """
     if yes or not somebody_there() and not always:
         return

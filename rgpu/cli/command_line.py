@@ -1,4 +1,4 @@
-"""The command ``rgpu`` as click knows it: one file for each verb, in the rooms beside this one."""
+"""The command ``rgpu`` for click: one module for each verb, in the packages beside this one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VERBS = {
 
 
 class LazyGroup(Group):
-    """Imports a verb's module only when it is asked for."""
+    """A group that imports a verb's module only when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs' names without loading their modules."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Load a verb's module and return its command; None for no verb."""
+        """Load a verb's module and return its command; None if there is no such verb."""
         if name not in VERBS:
             return None
         module = importlib.import_module(f"rgpu.cli.{VERBS[name]}")

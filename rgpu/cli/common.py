@@ -1,4 +1,4 @@
-"""What every verb shares: output as text or JSON, errors as exit codes, the pool's client."""
+"""Functions that all verbs share: output as text or JSON, errors as exit codes, the pool's client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Deferred:
-    """A console that is made when it is used: ``rgpu run`` mostly prints nothing, and its start is waited for."""
+    """A console that is made on first use: ``rgpu run`` mostly prints nothing, and must start fast."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -46,7 +46,7 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--pool DIR`` and ``--context NAME``: the pool to talk to. The latter is read by :func:`settings`."""
+    """Add ``--pool DIR`` and ``--context NAME``, which select the pool. :func:`settings` reads the latter."""
     command = click.option("--context", metavar="NAME", expose_value=False, is_eager=True, callback=_noted(CONTEXT),
                            help="The pool of this context (default: RGPU_CONTEXT, or the current one: `rgpu context "
                                 "ls`).")(command)
@@ -55,7 +55,7 @@ def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def local_pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--pool DIR`` of verbs that make or run a pool on this machine: no context is meant."""
+    """``--pool DIR`` of verbs that make or run a pool on this machine: contexts are ignored."""
     return click.option("--pool", metavar="DIR", callback=_noted(HERE), help="The pool's directory (default: "
                         "RGPU_POOL, or the local pool's).")(command)
 
@@ -64,7 +64,7 @@ CONTEXT, HERE = "rgpu.context", "rgpu.here"
 
 
 def _noted(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback of an option that leaves word for :func:`settings`."""
+    """The callback of an option that stores its value for :func:`settings`."""
 
     def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         context.meta[key] = True if key == HERE else value
@@ -74,31 +74,31 @@ def _noted(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
 
 
 def operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--operator``: the verb is asked with the operator's key, which acts on everybody's sessions."""
-    return click.option("--operator", is_flag=True, help="Act with the operator's key: on everybody's sessions.")(
+    """Add ``--operator``: the verb uses the operator's key, which acts on all users' sessions."""
+    return click.option("--operator", is_flag=True, help="Act with the operator's key: on all users' sessions.")(
         command)
 
 
 def role(operator: bool) -> str:
-    """Return which key of the pool's folder a verb is asked with."""
+    """Return which key of the pool's folder a verb uses."""
     return "operator" if operator else "user"
 
 
 def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--registry`` to a command."""
     return click.option("--registry", metavar="ADDRESS",
-                        help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
+                        help="The pool's registry: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
                              "&user=NAME&password-file=FILE&timeout=SECONDS, or embedded (this host only; default: "
-                             "RGPU_REGISTRY, else the one that this host served by before, else embedded).")(command)
+                             "RGPU_REGISTRY, else the one that this host used before, else embedded).")(command)
 
 
 def registry_address(settings: Settings) -> str:
-    """The registry that a daemon opens; "" for the embedded one. Raises :class:`UsageError`, :class:`Refused`."""
+    """Return the registry that a daemon opens, "" if embedded. Raises :class:`UsageError`, :class:`Refused`."""
     if settings.registry in ("", "embedded"):
         return ""
     from rgpu.migrate.registry.etcd.address import parse
 
-    parse(settings.registry)  # wrong ones are refused before anything is started
+    parse(settings.registry)  # an invalid address is refused before anything is started
     return str(settings.registry)
 
 
@@ -114,7 +114,7 @@ def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--store``, ``--store-credentials``, ``--keep-images``: where checkpoints go, and how many stay."""
+    """``--store``, ``--store-credentials``, ``--keep-images``: where checkpoints are stored, and how many are kept."""
     for option in (
         click.option("--keep-images", metavar="N", help="Newest checkpoints of each session that stay when a new one "
                                                         "is "
@@ -142,13 +142,13 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell(error: BaseException, *, pool: str | None = None, output: str = "text") -> NoReturn:
-    """Tell the error of a verb and exit with its class's code; raises what there are no words for.
+    """Print the error of a verb and exit with its class's code; raise any other error again.
 
     ``pool``, ``output``: the verb's options.
     """
     if isinstance(error, RgpuError):
         fail(suggesting.with_nearest(error, lambda: settings(pool=pool)), output)
-    if isinstance(error, OSError) and error.errno != errno.EPIPE:  # then who read our output has enough: click ends us
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:  # EPIPE: click ends this process
         fail(suggesting.of_system(error), output)
     if isinstance(error, KeyboardInterrupt):
         err.print("interrupted")
@@ -178,7 +178,7 @@ def emit(value: Any, output: str, text: Callable[[Any], None]) -> None:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Any]], *, drop: Sequence[str] = (),
           cut: Sequence[str] = ()) -> None:
-    """A table as wide as the terminal, if there is one. ``drop``: titles that narrow ones lose, the first first.
+    """Print a table as wide as the terminal, if there is one. ``drop``: titles to leave out on narrow ones, in order.
 
     ``cut``: titles of free text, which may be shortened.
     """
@@ -187,7 +187,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]], *, drop: Sequenc
 
 
 def size(count: int | float | None) -> str:
-    """Bytes for people: ``1.5 GiB``."""
+    """Format bytes for display: ``1.5 GiB``."""
     if count is None:
         return ""
     value = float(count)
@@ -199,7 +199,7 @@ def size(count: int | float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """Seconds for people: ``4 s``, ``12 min``, ``3 h``, ``2 d``."""
+    """Format seconds for display: ``4 s``, ``12 min``, ``3 h``, ``2 d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -207,12 +207,12 @@ def age(seconds: float) -> str:
 
 
 def moment(when: float) -> str:
-    """Unix time, s, in this host's time zone: ``11-24 20:15:03``."""
+    """Format a Unix time, s, in this host's time zone: ``11-24 20:15:03``."""
     return datetime.fromtimestamp(when).strftime("%m-%d %H:%M:%S")
 
 
 def settings(**options: Any) -> Settings:
-    """The settings of the verb that runs: its options, and what its command line said of the pool."""
+    """Return the settings of the running verb: its options, and the pool that its command line selects."""
     current = click.get_current_context(silent=True)
     said = current.meta if current is not None else {}
     return Settings({"context": said.get(CONTEXT), **options}, contexts=not said.get(HERE))

@@ -1,4 +1,4 @@
-"""Groups of verbs that propose the nearest name for one that they do not have."""
+"""Groups of verbs that propose the nearest name for an unknown one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rgpu.cli.tables import did_you_mean
 
 
 class Group(click.Group):
-    """A group of click that tells a wrong name with the nearest right one."""
+    """A click group whose error for an unknown verb names the nearest one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]
                         ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that ``args`` begin with. Raises :class:`click.UsageError`."""
+        """Return the verb that ``args`` begin with. Raises :class:`click.UsageError`."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -1,4 +1,4 @@
-"""The entrance of ``rgpu``: a plain ``rgpu run`` goes straight to an agent, everything else through click."""
+"""The entry point of ``rgpu``: a plain ``rgpu run`` goes straight to an agent, everything else through click."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rgpu.cli import plain_run
 
 
 def main() -> None:
-    """Run ``rgpu``; what a terminal cannot show is escaped."""
+    """Run ``rgpu``; characters that the terminal cannot show are escaped."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names and reasons may have letters that this terminal lacks
+        if isinstance(stream, io.TextIOWrapper):  # names and reasons may have characters that the terminal lacks
             stream.reconfigure(errors="backslashreplace")
     plain = plain_run.read(sys.argv[1:]) if "_RGPU_COMPLETE" not in os.environ else None
     if plain is not None:

@@ -1,8 +1,8 @@
-"""``rgpu run`` with options that need no click: its start is waited for, each time.
+"""``rgpu run`` with options that need no click, for a fast start.
 
-click, and the verb's forty options with what reads them, would be a good part of the start. So the options of
-:data:`FLAGS` and :data:`VALUES` are read here; any other one, and whatever is wrong with these, is left to
-:mod:`rgpu.cli.sessions.run`, which means the same by them. Both then start the program by
+Loading click and the parsers of the verb's forty options would take a large part of the start. So the options of
+:data:`FLAGS` and :data:`VALUES` are read here; any other option, and any error in these, is left to
+:mod:`rgpu.cli.sessions.run`, which gives them the same meaning. Both then start the program by
 :mod:`rgpu.cli.sessions.starting`.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the names stand in annotations only, and are waited for at each start
+if TYPE_CHECKING:  # used in annotations only; importing them would delay each start
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
@@ -24,15 +24,15 @@ VALUES = {f"--{name}": name for name in ("name", "memory", "pool", "host", "gpus
 
 
 class PlainRun:
-    """What was asked for. ``values``: of :data:`VALUES`, those that were given."""
+    """A parsed command line. ``values``: the options of :data:`VALUES` that were given."""
 
     def __init__(self, program: tuple[str, ...], flags: frozenset[str], values: dict[str, str]) -> None:
         self.program, self.flags, self.values = program, flags, values
 
     def run(self, begins_resident: bool = False) -> NoReturn:
-        """Run it, and exit as the program does, or as the verb does by its errors.
+        """Run the program, and exit as it does, or with the exit code of the verb's error.
 
-        ``begins_resident``: a resident is started for runs to come, unless the settings want none.
+        ``begins_resident``: start a resident for later runs, unless the settings forbid it.
         """
         try:
             self.carry_out(begins_resident=begins_resident)
@@ -40,13 +40,13 @@ class PlainRun:
             _leave(end)
 
     def carry_out(self, *, front: Front | None = None, begins_resident: bool = False) -> NoReturn:
-        """Run it, and raise SystemExit as :meth:`run` exits. ``front``: as for :func:`launcher.run`."""
+        """Run the program, and raise SystemExit where :meth:`run` exits. ``front``: as for :func:`launcher.run`."""
         from rgpu.session.errors import RgpuError
 
         try:
             self._start(front, begins_resident)
         except (RgpuError, OSError, KeyboardInterrupt) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # who read our output has enough
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # the reader of the output has ended
                 sys.exit(1)
             from rgpu.cli import common
 
@@ -70,23 +70,23 @@ class PlainRun:
 
 
 def _leave(end: SystemExit) -> NoReturn:
-    """End this process without taking the interpreter down piece by piece: the run has closed what it had opened.
+    """End this process without the interpreter's finalization: the run has closed what it had opened.
 
-    What was being read in for the program's sake is not waited for.
+    Files that are still being read ahead for the program are not waited for.
     """
     if isinstance(end.code, str):
         raise end
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # as where this process was started without
+        if stream is not None:  # None where this process was started without it
             try:
                 stream.flush()
-            except (OSError, ValueError):  # closed, or nobody reads
+            except (OSError, ValueError):  # closed, or without a reader
                 pass
     os._exit(end.code or 0)
 
 
 def read(arguments: Sequence[str]) -> PlainRun | None:
-    """Read a command line (without ``rgpu`` itself); None for one that is not that plain."""
+    """Read a command line (without ``rgpu`` itself); None for one that needs click."""
     if not arguments or arguments[0] != "run":
         return None
     flags, values = set(), {}

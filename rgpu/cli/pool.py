@@ -1,4 +1,4 @@
-"""The pool as a command sees it: its files, its daemons on this host, a client to talk to it."""
+"""Access to the pool for commands: its files, its daemons on this host, a client for its verbs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ START_SECONDS = 40.0
 
 
 def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes], since: int = 0) -> dict[str, Any]:
-    """Wait until the daemon wrote that it serves. ``since``: bytes of its log that an earlier run wrote.
+    """Wait until the daemon reports that it serves. ``since``: bytes of its log that an earlier run wrote.
 
-    Raises :class:`PoolUnavailable` with what it said last.
+    Returns its state. Raises :class:`PoolUnavailable` when it ended, or :class:`TimedOut`, with the end of its log.
     """
     deadline = time.monotonic() + START_SECONDS
     log = files.root / "nodes" / host / "server.log"
@@ -46,6 +46,6 @@ def _tail(path: Path, since: int, size: int = 800) -> str:
 
 
 def log_size(files: PoolFiles, host: str) -> int:
-    """Bytes that the daemons of a host have written into their log so far."""
+    """Return the bytes that the daemons of a host have written into their log so far."""
     log = files.root / "nodes" / host / "server.log"
     return log.stat().st_size if log.exists() else 0

@@ -17,7 +17,7 @@ MOST_LABELS = 16
 
 
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--host`` and ``--state``."""
+    """Add ``--host`` and ``--state``."""
     command = click.option("--state", "states", multiple=True, metavar="STATE", help="Only those in that state; may be "
                            "given several times.")(command)
     return click.option("--host", "hosts", multiple=True, metavar="HOST", shell_complete=completing.hosts,
@@ -25,7 +25,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--host``, ``--state``, ``--user`` and ``--label``."""
+    """Add ``--host``, ``--state``, ``--user`` and ``--label``."""
     for option in (
         click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Only sessions with that label "
                      "(`rgpu run --label`); given several times: with all of them."),
@@ -35,7 +35,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_labels(given: Iterable[str]) -> dict[str, str]:
-    """``("k=v", …)`` as a map. Raises :class:`UsageError`."""
+    """Return ``("k=v", …)`` as a map. Raises :class:`UsageError`."""
     found: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -54,5 +54,5 @@ def read_labels(given: Iterable[str]) -> dict[str, str]:
 
 def select(rows: Iterable[dict[str, Any]], hosts: Iterable[str] = (), states: Iterable[str] = (),
            users: Iterable[str] = (), labels: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """The rows that fit: any of the hosts, any of the states, any of the users, all of the labels."""
+    """Return the rows that match: any of the hosts, any of the states, any of the users, all of the labels."""
     return verbs.select(rows, hosts, states, users, read_labels(labels))

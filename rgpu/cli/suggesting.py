@@ -1,4 +1,4 @@
-"""Errors with what to do next: the nearest name that the pool knows, and the operating system's in one line."""
+"""Errors with advice: the nearest name that the pool has, and errors of the operating system in one line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ASK_SECONDS = 2.0
 
 
 def with_nearest(error: RgpuError, settings: Callable[[], Settings]) -> RgpuError:
-    """The error; one of a session or host that is not there also names the nearest one that is.
+    """Return the error; one about a session or host that does not exist also names the nearest one that does.
 
-    ``settings``: of the verb, by which the pool is asked; only called where it is.
+    ``settings``: returns the verb's settings; only called where the pool is queried.
     """
     if not isinstance(error, NotFound):
         return error
@@ -31,7 +31,7 @@ def with_nearest(error: RgpuError, settings: Callable[[], Settings]) -> RgpuErro
 
 
 def _known(what: str, settings: Callable[[], Settings]) -> list[str]:
-    """Names that the pool knows, quickly or not at all."""
+    """The pool's names; none if it does not answer quickly."""
     from rgpu.api.reaching import connect
 
     try:
@@ -45,7 +45,7 @@ def _known(what: str, settings: Callable[[], Settings]) -> list[str]:
 
 
 def of_system(error: OSError) -> RgpuError:
-    """What the operating system said, with the path, and who may read it."""
+    """Return an error of the operating system with its path and, where access was denied, the path's owner."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     said = f"{path}: {error.strerror}" if path is not None else str(error)
     if isinstance(error, FileNotFoundError):
@@ -56,7 +56,7 @@ def of_system(error: OSError) -> RgpuError:
 
 
 def _owner(path: Path) -> str:
-    """Whose the nearest folder is that can be looked at."""
+    """The owner of the nearest folder that can be read."""
     for one in (path, *path.parents):
         try:
             found = one.stat()

@@ -1,8 +1,8 @@
-"""Tables for people and for pipes: one renderer, which never breaks a name, an address or a number.
+"""Tables for terminals and for pipes: one renderer, which never breaks a name, an address or a number.
 
 On a terminal a line is as wide as the terminal: free text (``cut``) is shortened first, down to :data:`LEAST_TEXT`
-columns; then whole columns go, in the order of their ``drop``. What must not go may be wider than the terminal. Into a
-file or a pipe, and with ``-o wide``, everything stands in one line each, however long.
+columns; then whole columns are left out, in the order of their ``drop``. The columns that must stay may be wider than
+the terminal. In a file or a pipe, and with ``-o wide``, each row is one line, however long.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rgpu.session.errors import PoolUnavailable, UsageError
 from rgpu.session.printable import printable
 
 GAP = "  "
-LEAST_TEXT = 20  #: terminal columns that free text keeps before other columns go
+LEAST_TEXT = 20  #: terminal columns that free text keeps before other columns are left out
 FORMATS = ("text", "wide", "json", "yaml", "name")
 Row = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``value(row)``: what is sorted by; ``text(value)``: what is shown.
+    """One column. ``value(row)``: the sort key; ``text(value)``: the text shown.
 
     ``drop``: narrow terminals lose the columns with the highest numbers first; 0: never. ``wide``: only with
     ``-o wide``. ``cut``: free text, which may be shortened.
@@ -44,14 +44,14 @@ class Column:
     cut: bool = False
 
     def cell(self, row: Row) -> str:
-        """The text of a row, in one line, without characters that a terminal obeys."""
+        """Return the text of a row, in one line, without control characters."""
         value = self.value(row)
         return printable("" if value is None else " ".join(self.text(value).split()))
 
 
 def lines(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None, wide: bool = False,
           ellipsis: str = "…") -> list[str]:
-    """Heading and rows, each in one line. ``width``: of the terminal, in its columns; None: no limit."""
+    """Return heading and rows, each in one line. ``width``: of the terminal, in its columns; None: no limit."""
     columns = [column for column in columns if wide or not column.wide]
     rows = list(rows)
     grid = {column.title: [column.cell(row) for row in rows] for column in columns}
@@ -66,7 +66,7 @@ def lines(columns: Sequence[Column], rows: Iterable[Row], width: int | None = No
 
 
 def fitting(columns: Sequence[Column], widths: dict[str, int], room: int | None) -> tuple[list[Column], dict[str, int]]:
-    """The columns that stay in ``room`` terminal columns, and the width of each."""
+    """Return the columns that fit into ``room`` terminal columns, and the width of each."""
     kept = list(columns)
     if room is None:
         return kept, widths
@@ -102,7 +102,7 @@ def print_lines(found: Sequence[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None where it is none."""
+    """Return the number of columns of stdout's terminal; None where it is none."""
     if not sys.stdout.isatty():
         return None
     given = os.environ.get("COLUMNS", "")
@@ -110,7 +110,7 @@ def terminal_width() -> int | None:
 
 
 def ellipsis() -> str:
-    """What says that text was shortened, in the terminal's encoding."""
+    """Return the mark of shortened text, in the terminal's encoding."""
     try:
         "…".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -124,17 +124,17 @@ def show(columns: Sequence[Column], rows: Iterable[Row], wide: bool = False) -> 
 
 
 def as_yaml(value: Any) -> str:
-    """The same data as ``-o json``, as YAML."""
+    """Return the data of ``-o json`` as YAML."""
     import yaml
 
     return str(yaml.safe_dump(json.loads(json.dumps(value, default=str)), sort_keys=False, allow_unicode=True))
 
 
 def list_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``-o``, ``--sort`` and ``--watch`` of a verb that lists things."""
+    """Add ``-o``, ``--sort`` and ``--watch`` to a verb that lists things."""
     for option in (
         click.option("--watch", metavar="SECONDS", type=click.FloatRange(0.1, 3600.0), is_flag=False, flag_value=2.0,
-                     help="Again every so many seconds (2, where none are given), until Ctrl-C."),
+                     help="Repeat every so many seconds (2, where none are given), until Ctrl-C."),
         click.option("--sort", metavar="COLUMN", help="Sort by that column; -COLUMN: the other way round."),
         click.option("-o", "--output", type=click.Choice(FORMATS), default="text",
                      help="text fits the terminal; wide has every column; json and yaml have every field; name: names "
@@ -145,7 +145,7 @@ def list_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How a verb lists its rows. ``name``: the field that ``-o name`` prints."""
+    """The listing of a verb's rows. ``name``: the field that ``-o name`` prints."""
 
     columns: Sequence[Column]
     name: str
@@ -153,10 +153,10 @@ class Listing:
     sort: str | None = None
 
     def __post_init__(self) -> None:
-        self.sorted([])  # a wrong column is told before the pool is asked
+        self.sorted([])  # a wrong column is reported before the pool is queried
 
     def sorted(self, rows: list[Row]) -> list[Row]:
-        """Raises :class:`UsageError` for a column that is not there."""
+        """Return the rows in the order of ``sort``. Raises :class:`UsageError` for a column that does not exist."""
         if not self.sort:
             return rows
         wanted = self.sort.lstrip("-+").lower()
@@ -170,11 +170,11 @@ class Listing:
 
     @property
     def titles(self) -> list[str]:
-        """What can be sorted by."""
+        """The columns' names, for ``sort``."""
         return [column.title.lower() for column in self.columns if column.title]
 
     def print(self, rows: list[Row], compact: bool = False) -> None:
-        """``compact``: JSON in one line."""
+        """Print the rows. ``compact``: JSON in one line."""
         rows = self.sorted(rows)
         if self.output == "json":
             print(json.dumps(rows, indent=None if compact else 2, default=str))
@@ -187,7 +187,7 @@ class Listing:
             show(self.columns, rows, self.output == "wide")
 
     def follow(self, look: Callable[[], list[Row]], watch: float | None) -> None:
-        """Print what ``look`` finds, again every ``watch`` seconds if there are any; until Ctrl-C."""
+        """Print the rows that ``look`` returns; with ``watch`` again every ``watch`` seconds, until Ctrl-C."""
         if watch is None:
             self.print(look())
             return
@@ -195,7 +195,7 @@ class Listing:
         while True:
             try:
                 rows = look()
-            except PoolUnavailable as error:  # it may be back with the next look
+            except PoolUnavailable as error:  # it may answer the next time
                 print(f"rgpu: {printable(error.message)}", file=sys.stderr, flush=True)
             else:
                 print("\033[H\033[2J" if clear else "", end="")
@@ -209,6 +209,6 @@ def _key(value: Any) -> tuple[int, Any]:
 
 
 def did_you_mean(wanted: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or nothing where no known name is near."""
+    """Return ``; did you mean 'x'?``, or nothing where no known name is near."""
     near = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Printing at the terminal: what makes the consoles of :mod:`.common` when the first line is printed."""
+"""Printing to the terminal: the consoles of :mod:`.common`, made when the first line is printed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rgpu.session.printable import printable
 
 
 class Terminal(Console):
-    """A console that obeys nothing in the texts it prints: they may be strangers'."""
+    """A console that prints control characters in its texts, which are untrusted, as visible escapes."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as :meth:`rich.console.Console.print`, text made harmless."""
+        """Print as :meth:`rich.console.Console.print`, with control characters escaped."""
         super().print(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in objects), **options)

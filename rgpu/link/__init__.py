@@ -1,1 +1,1 @@
-"""What connects processes: control, data, local links, keys, logs. It knows no checkpoints, moves or devices."""
+"""Links between processes: control, data, local links, keys, logs. It imports no checkpoints, moves or devices."""

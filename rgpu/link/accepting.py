@@ -1,4 +1,4 @@
-"""Accepting connections, whatever errno comes: one table of what follows from it, and a loop for threads."""
+"""Accepting connections despite errors: one table of what to do after each errno, and a loop for threads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rgpu.link.loggers import get_logger
 
 log = get_logger(__name__)
 
-#: Seconds to wait where a descriptor or memory is missing: whoever holds it may give it back meanwhile.
+#: Seconds to wait where descriptors or memory are missing: some may be freed meanwhile.
 BACK_OFF = 0.05
-#: Seconds between two lines of the log about the same trouble.
+#: Seconds between two lines of the log about the same problem.
 QUIET = 10.0
 
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -23,22 +23,22 @@ _OVER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
 
 class Next(Enum):
-    """What to do after an accept that failed."""
+    """The step that follows an accept that failed."""
 
-    AGAIN = "again"  #: that connection was lost; the socket is well
+    AGAIN = "again"  #: that connection was lost; the socket still listens
     WAIT = "wait"  #: descriptors or memory are missing: wait a moment
     OVER = "over"  #: the socket does not listen any more
 
 
 def after(number: int | None) -> Next:
-    """What follows from an errno of accept(2). Whatever is not known to end the socket is survived."""
+    """Return what to do after an errno of accept(2). Any that is not known to end the socket is survived."""
     if number in _SHORT:
         return Next.WAIT
     return Next.OVER if number in _OVER else Next.AGAIN
 
 
 class Warned:
-    """Tells when the same trouble may be logged again: every :data:`QUIET` seconds."""
+    """A limit for log lines about the same problem: one every :data:`QUIET` seconds."""
 
     def __init__(self) -> None:
         self._last = float("-inf")
@@ -55,7 +55,7 @@ class Warned:
 
 
 def accept_next(listener: socket.socket, over: Callable[[], bool], what: str) -> tuple[socket.socket, Any] | None:
-    """The next connection of a blocking listener; None once it has been closed, or ``over()``.
+    """Return the next connection of a blocking listener; None once it has been closed, or ``over()``.
 
     Raises :class:`TimeoutError` where the listener has a timeout. ``what``: for the log.
     """

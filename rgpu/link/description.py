@@ -1,7 +1,7 @@
-"""pool.json kept up to date: the pool's members as they come and go, so that no one of them is needed to find it.
+"""Updates of pool.json: the pool's members as they join and leave, so that no particular one is needed to find it.
 
-A node's daemon writes all members, and takes out who left for good; a client, which cannot tell who left, keeps as many
-as are worth trying. Every change is one atomic replacement under a lock of the folder.
+A node's daemon writes all members, and removes those that left for good; a client, which cannot detect that, keeps as
+many as are worth trying. Every change is one atomic replacement under a lock of the folder.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def _anyone(endpoint: Endpoint) -> bool:
 
 def merged(known: Iterable[Endpoint], living: Iterable[Endpoint], stays: Callable[[Endpoint], bool] = _anyone,
            most: int | None = None, own_word: Container[str] = ()) -> list[Endpoint]:
-    """The members to write down: who lives first, by name, then those known before that ``stays`` keeps.
+    """Return the members to write: living ones first, by name, then those known before that ``stays`` keeps.
 
-    ``living``: what the pool says now; its word goes before what was known of the same host or key, but for hosts in
-    ``own_word``, which write their addresses themselves, sooner than they register. ``most``: the longest list to make;
+    ``living``: the pool's current members; they replace known ones of the same host or key, except hosts in
+    ``own_word``, which write their addresses themselves, before they register. ``most``: the longest list to make;
     None: no limit.
     """
     known = list(known)
@@ -40,7 +40,7 @@ def merged(known: Iterable[Endpoint], living: Iterable[Endpoint], stays: Callabl
 
 
 def named(raw: Any) -> list[Endpoint]:
-    """The endpoints in a reply of the pool; what is not one is left out."""
+    """Return the endpoints in a reply of the pool; invalid ones are left out."""
     found = []
     for item in raw if isinstance(raw, list) else []:
         if not isinstance(item, dict):
@@ -55,9 +55,9 @@ def named(raw: Any) -> list[Endpoint]:
 
 
 def change(files: PoolFiles, how: Callable[[PoolDescription], None]) -> bool:
-    """Let ``how`` change the description; whether it did. Several processes may do so at once.
+    """Change the description by ``how``; return whether it changed. Several processes may do so at once.
 
-    The folder of another user stays as it is: what root wrote there, that user's daemon could not read.
+    The folder of another user is not changed: that user's daemon could not read the files that root writes.
     Raises :class:`NotFound`, :class:`Corrupt`, :class:`OSError`.
     """
     if os.stat(files.root).st_uid != os.geteuid():
@@ -74,7 +74,7 @@ def change(files: PoolFiles, how: Callable[[PoolDescription], None]) -> bool:
 
 def remember(files: PoolFiles, living: Iterable[Endpoint], stays: Callable[[Endpoint], bool] = _anyone,
              most: int | None = None, own_word: Container[str] = ()) -> bool:
-    """Write down who lives, as :func:`merged` has it; whether that was news. Raises as :func:`change`."""
+    """Write the members as :func:`merged` orders them; return whether that changed them. Raises as :func:`change`."""
     fresh = list(living)
 
     def how(description: PoolDescription) -> None:
@@ -94,7 +94,7 @@ def update_endpoint(files: PoolFiles, endpoint: Endpoint) -> None:
 
 
 def drop_endpoint(files: PoolFiles, host: str) -> None:
-    """Take a host that left the pool out of pool.json. Raises as :func:`change`."""
+    """Remove a host that left the pool from pool.json. Raises as :func:`change`."""
 
     def how(description: PoolDescription) -> None:
         description.endpoints = [known for known in description.endpoints if known.host != host]

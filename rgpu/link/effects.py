@@ -1,9 +1,9 @@
-"""Writing effects down (:mod:`rgpu.session.effects`): off unless ``RGPU_EFFECTS`` names a folder.
+"""Recording effects (:mod:`rgpu.session.effects`): off unless ``RGPU_EFFECTS`` names a folder.
 
 Each process writes one file for each session, a record with one ``write``, so
 that what a process did is known up to the moment in which it was killed. A run
 of calls is one record: it is written when the run ends, and at the latest
-before an answer goes out that depends on it.
+before an answer is sent that depends on it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _leaders: dict[tuple[str, str], EffectsLog] = {}
 
 
 class EffectsLog:
-    """One file. Any thread may write; a disk that fails ends the log, never the session."""
+    """The file of one session in a process. Any thread may write; a disk that fails ends the log, never the session."""
 
     def __init__(self, folder: Path, who: str, session: str, host: str = "") -> None:
-        """Raises OSError."""
+        """Create the file. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         words = "-".join(re.sub(r"[^A-Za-z0-9._]", "~", word) for word in (who, host, session) if word)
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class EffectsLog:
                 self._position = position
 
     def reached(self, epoch: int, position: int) -> None:
-        """The calls up to ``position`` are applied, or are just about to be; written later."""
+        """Note that the calls up to ``position`` are applied, or are about to be; written later."""
         with self._lock:
             if position <= self._position:
                 return
@@ -71,7 +71,7 @@ class EffectsLog:
             self._write(self._ended_run())
 
     def close(self) -> None:
-        """Write what is held back and close the file."""
+        """Write the run of calls and close the file."""
         with self._lock:
             self._write(self._ended_run())
             if self._fd >= 0:
@@ -93,7 +93,7 @@ class EffectsLog:
 
 
 def open_log(who: str, session: str, host: str = "") -> EffectsLog | None:
-    """The log of this process for a session; None where nobody asked for one, or it cannot be made."""
+    """Return the log of this process for a session; None where none is requested, or it cannot be created."""
     if _FOLDER is None:
         return None
     try:
@@ -104,7 +104,7 @@ def open_log(who: str, session: str, host: str = "") -> EffectsLog | None:
 
 
 def publishing(host: str, session: str, epoch: int, position: int, checkpoint: str) -> None:
-    """A leader is about to name a checkpoint."""
+    """Note that a leader is about to publish a checkpoint."""
     if _FOLDER is None:
         return
     found = _leaders.get((host, session)) or open_log("leader", session, host)

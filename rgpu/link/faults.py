@@ -1,7 +1,7 @@
-"""Named fault points: where tests break things, in the very processes that users run.
+"""Named fault points: where tests inject faults, in the same processes that users run.
 
 A process has them when ``RGPU_FAULT_FILE`` names a file; its first line is
-``POINT:ACTION[:SECONDS]``. The process that reaches that point first takes the file away
+``POINT:ACTION[:SECONDS]``. The process that reaches that point first renames the file
 (so a fault happens once) and acts:
 
 ======  =====================================================
@@ -9,11 +9,11 @@ kill    SIGKILL to itself
 stop    SIGSTOP to itself; the test sends SIGCONT later
 fail    raises :class:`MoveFailed`
 delay   sleeps SECONDS
-lost    returns "lost": the caller behaves as if an answer got lost
+lost    returns "lost": the caller behaves as if an answer was lost
 ecc     returns "ecc": a kernel of the ``cpu`` device ends with that error
 ======  =====================================================
 
-Without the variable a fault point costs one look at a module's variable.
+Without the variable a fault point costs one read of a module's variable.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FILE = os.environ.get("RGPU_FAULT_FILE")
 
 
 def fault(point: str) -> str:
-    """Break here if a test asked for it; the action taken, else an empty string."""
+    """Inject a fault here if a test requests it; return the action taken, else an empty string."""
     return "" if _FILE is None else _act(Path(_FILE), point)
 
 
 def broken(device: str) -> str:
-    """What examining the device shall find, while a test has a file for it beside the fault's; else empty."""
+    """Return the defect that an examination of the device is to find, from a test's file beside the fault's; or ""."""
     try:
         return "" if _FILE is None else Path(f"{_FILE}.broken.{device}").read_text().strip()
     except OSError:
@@ -49,7 +49,7 @@ def _act(file: Path, point: str) -> str:
         name, action, *rest = file.read_text().strip().split(":")
         if name != point:
             return ""
-        os.rename(file, f"{file}.{point}.fired")  # only one process gets here
+        os.rename(file, f"{file}.{point}.fired")  # only one process succeeds
     except (OSError, ValueError):
         return ""
     log.warning("fault point", point=point, action=action)

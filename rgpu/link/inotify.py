@@ -1,8 +1,8 @@
-"""Changes of files and folders, told by the kernel (inotify), so that nobody has to look at them again and again.
+"""Changes of files and folders, reported by the kernel (inotify), so that they need not be polled.
 
 The Python library has no inotify; three functions of the C library are called by :mod:`ctypes`. Where the kernel
-gives none (``fs.inotify.max_user_instances`` is reached, a sandbox forbids it) the caller looks by itself, as it
-does on file systems whose changes of other hosts the kernel does not see.
+gives none (``fs.inotify.max_user_instances`` is reached, a sandbox forbids it) the caller polls, as it does on file
+systems where the kernel does not see the changes of other hosts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 MODIFIED = 0x2  #: IN_MODIFY: written to
 ATTRIBUTES = 0x4  #: IN_ATTRIB
-CLOSED = 0x8  #: IN_CLOSE_WRITE: a descriptor that could write was closed, also by its holder's death
+CLOSED = 0x8  #: IN_CLOSE_WRITE: a descriptor that could write was closed, also by its holder's end
 MOVED = 0xC0  #: IN_MOVED_FROM, IN_MOVED_TO: within a folder, out of it or into it
 CREATED = 0x100  #: IN_CREATE
 DELETED = 0x200  #: IN_DELETE
-#: Whatever makes the content of a folder of small files another one.
+#: All events by which the content of a folder of small files changes.
 ENTRIES = MODIFIED | ATTRIBUTES | CLOSED | MOVED | CREATED | DELETED
 
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
@@ -25,10 +25,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileWatch:
-    """Readable (:meth:`fileno`) when something that :meth:`add` named has changed."""
+    """A watch that is readable (:meth:`fileno`) when something that :meth:`add` named has changed."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel gives none."""
+        """Create the watch. Raises OSError where the kernel gives none."""
         self._fd = int(_libc.inotify_init1(_FLAGS))
         if self._fd < 0:
             raise _error("inotify_init1")
@@ -43,7 +43,7 @@ class FileWatch:
             raise _error(f"inotify_add_watch of {path}")
 
     def drain(self) -> bool:
-        """Take what was told since the last time; whether there was anything. What it was is for the caller to see."""
+        """Discard the pending events; return whether there were any. The caller finds out what changed."""
         told = False
         while True:
             try:

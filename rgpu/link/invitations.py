@@ -1,10 +1,10 @@
-"""Invitations: how a host or a user without any key of the pool gets in, once (OWNERSHIP 8).
+"""Invitations: how a host or a user without any key of the pool is let in, once (OWNERSHIP 8).
 
-An invitation is a CURVE key pair of the role ``invited``, which may ask two
-things only: ``pool.join`` and ``pool.login``, as its record says. Its public half,
-its end and whom it is for stand in the pool's registry; the secret half, the pool's addresses and their keys
-make up the *token*, which the operator carries over. The token is as good as a
-key until it is used or has expired: hand it over as one.
+An invitation is a CURVE key pair of the role ``invited``, which may call two
+verbs only: ``pool.join`` and ``pool.login``, as its record says. Its public half,
+its expiry and its recipient are in the pool's registry; the secret half, the pool's addresses and their keys
+make up the *token*, which the operator hands over. The token is worth a
+key until it is used or has expired: protect it like one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MAX_PLAIN = 64 * 1024  #: bytes
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """``expires``: Unix time, s; for messages only, as ``role`` and ``member``: the pool's own record decides."""
+    """The content of an invitation. ``expires``: Unix time, s.
+
+    ``expires``, ``role`` and ``member`` are for messages only: the pool's own record decides.
+    """
 
     pool: str
     name: str
@@ -46,19 +49,19 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_pair() -> KeyPair:
-    """A pair for one invitation, under a name that no other has."""
+    """Return a key pair for one invitation, under a unique name."""
     return KeyPair.create("invited", f"invited-{secrets.token_hex(6)}")
 
 
 def encode(token: Token) -> str:
-    """One word without white space: the invitation, and who sent it (a checksum against bad copies)."""
+    """Return the invitation as one word without white space, with a checksum against bad copies."""
     plain = msgspec.msgpack.encode(token)
     packed = zlib.crc32(plain).to_bytes(4, "big") + zlib.compress(plain, 9)
     return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def decode(text: str) -> Token:
-    """Raises :class:`UsageError` for anything that is no whole invitation."""
+    """Read an invitation. Raises :class:`UsageError` for anything that is no complete one."""
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MAX_TOKEN:
         raise UsageError(f"an invitation begins with {PREFIX!r}: print one with `rgpu keys invite`")

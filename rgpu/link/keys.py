@@ -1,12 +1,12 @@
-"""Keys and where a pool keeps them.
+"""Keys, and the files in which a pool keeps them.
 
 Every link end has a CURVE key pair (Curve25519, Z85 text of 40 characters)
-with a *role*: ``user`` (runs and looks after sessions), ``node`` (a GPU host),
+with a *role*: ``user`` (runs and manages sessions), ``node`` (a GPU host),
 ``operator`` (changes the pool), ``invited`` (may join, once:
-:mod:`rgpu.link.invitations`) or ``web`` (a node's web page, which acts for who is
+:mod:`rgpu.link.invitations`) or ``web`` (a node's web page, which acts for the users
 logged in there: :mod:`rgpu.link.control.grants`; in no file). Secret keys are JSON files of mode 0600 in
 directories of mode 0700; one that others may read is refused, because a key
-that was readable must be taken for known.
+that was readable counts as known to others.
 
 The nodes of a pool also share the *pool secret*, 32 random bytes, from which
 tickets and the secrets of data links are derived (:mod:`rgpu.link.data.tickets`).
@@ -16,8 +16,8 @@ Layout of a pool's directory (a node or a client has only its part of it)::
     pool.json                   id, control endpoints and their public keys
     secret                      the pool secret: nodes only
     keys/user.key, operator.key
-    keys/authorized/NAME.pub    who is let in, and with which role
-    nodes/HOST/node.key         and whatever else the node keeps
+    keys/authorized/NAME.pub    a public key that is accepted, with its role
+    nodes/HOST/node.key         and the node's other files
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, UsageError
 
 log = get_logger(__name__)
 
-ROLES = ("user", "node", "operator", "invited", "web")  #: no file is of the last one
+ROLES = ("user", "node", "operator", "invited", "web")  #: the last one is in no file
 SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _DESCRIPTION_LIMIT = 4 << 20  #: longest pool.json, bytes: some 30,000 members
@@ -56,14 +56,14 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_name(name: str, what: str = "name") -> str:
-    """A name that is safe as a file's name. Raises :class:`UsageError`."""
+    """Return a name that is safe as a file's name. Raises :class:`UsageError`."""
     if not _NAME.match(name):
         raise UsageError(f"{what} {name!r}: use 1 to 63 letters, digits, '.', '_' and '-', first a letter or digit")
     return name
 
 
 def check_public(key: str) -> str:
-    """A public key in Z85. Raises :class:`Corrupt`."""
+    """Return a public key in Z85. Raises :class:`Corrupt`."""
     try:
         good = len(key) == 40 and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
     except (KeyError, ValueError, UnicodeEncodeError, struct.error):  # the last: five characters above 32 bits
@@ -75,7 +75,7 @@ def check_public(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Identity of a peer: its role, its name, and the key that proves it. ``user``: whose key it is, if not NAME's."""
+    """Identity of a peer: its role, its name, and the key that proves it. ``user``: its holder, if not ``name``."""
 
     role: str
     name: str
@@ -84,17 +84,17 @@ class PublicKey:
 
     @property
     def holder(self) -> str:
-        """The user that what this key makes belongs to; empty for nodes and invitations, which own nothing."""
+        """The user who owns what this key creates; empty for nodes and invitations, which own nothing."""
         return (self.user or self.name) if self.role in ("user", "operator") else ""
 
     def save(self, path: Path) -> None:
-        """Write the key to a file (mode 0600), in place of an earlier one. Raises OSError."""
+        """Write the key to a file (mode 0644), in place of an earlier one. Raises OSError."""
         data = _KeyFile(role=self.role, name=self.name, public=self.public, user=self.user or msgspec.UNSET)
         write_file(path, msgspec.json.encode(data) + b"\n", mode=0o644, replace=True)
 
     @classmethod
     def load(cls, path: Path) -> PublicKey:
-        """Raises :class:`NotFound`, :class:`Corrupt`."""
+        """Read a key file. Raises :class:`NotFound`, :class:`Corrupt`."""
         found = _decode_key(path, read_file(path))
         return cls(found.role, found.name, found.public, found.user or "")
 
@@ -111,7 +111,7 @@ class KeyPair:
 
     @classmethod
     def create(cls, role: str, name: str, user: str = "") -> KeyPair:
-        """A new random pair. ``user``: whose, if not NAME's. Raises :class:`UsageError` (unknown role, bad name)."""
+        """Return a new random pair. ``user``: holder, if not ``name``. Raises :class:`UsageError` (role, name)."""
         if role not in ROLES:
             raise UsageError(f"role {role!r}: use one of {', '.join(ROLES)}")
         check_name(name)
@@ -125,7 +125,7 @@ class KeyPair:
         return PublicKey(self.role, self.name, self.public, self.user)
 
     def save(self, path: Path, *, replace: bool = False) -> None:
-        """Write with mode 0600 in a directory of mode 0700. Raises :class:`AlreadyExists`."""
+        """Write the pair with mode 0600 in a directory of mode 0700. Raises :class:`AlreadyExists`."""
         private_directory(path.parent)
         data = _KeyFile(role=self.role, name=self.name, public=self.public, secret=self.secret,
                         user=self.user or msgspec.UNSET)
@@ -133,7 +133,8 @@ class KeyPair:
 
     @classmethod
     def load(cls, path: Path) -> KeyPair:
-        """Raises :class:`NotFound`, :class:`AuthenticationFailed` (others may read it), :class:`Corrupt`."""
+        """Read a pair. Raises :class:`NotFound`, :class:`AuthenticationFailed` (others can read it), :class:`Corrupt`.
+        """
         found = _decode_key(path, read_file(path, private=True))
         if not found.secret:
             raise Corrupt(f"{path} holds no secret key", path=str(path), reason="no secret")
@@ -148,23 +149,23 @@ class KeyPair:
 
 
 class AuthorizedKeys:
-    """The public keys that are let in: one ``NAME.pub`` each, in one directory.
+    """The public keys that are accepted: one ``NAME.pub`` each, in one directory.
 
-    :meth:`find` looks at the directory again when its time has changed, so a
-    host that joins, or one that is removed, counts from the next request on.
+    :meth:`find` reads the directory again when its modification time has changed, so
+    a key that is added or removed takes effect with the next request.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._known: dict[str, PublicKey] = {}
         self._stamp: tuple[int, int] | None = None
-        #: Let in never, whatever stands elsewhere.
+        #: Never accepted, whatever is recorded elsewhere.
         self.revoked = RevokedKeys(directory)
-        #: Let in besides: public key → who it is; a node puts here what stands in the pool's registry.
+        #: Accepted besides: public key → its entry; a node puts the entries of the pool's registry here.
         self.on_record: dict[str, PublicKey] = {}
 
     def add(self, key: PublicKey) -> None:
-        """Raises :class:`AlreadyExists` when the name stands for another key."""
+        """Accept a key. Raises :class:`AlreadyExists` when another key has the name."""
         check_name(key.name)
         check_public(key.public)
         private_directory(self.directory)
@@ -175,7 +176,7 @@ class AuthorizedKeys:
         self._stamp = None
 
     def remove(self, name: str) -> None:
-        """Raises :class:`NotFound`."""
+        """Delete the key of that name. Raises :class:`NotFound`."""
         try:
             (self.directory / f"{check_name(name)}.pub").unlink()
         except FileNotFoundError:
@@ -183,12 +184,12 @@ class AuthorizedKeys:
         self._stamp = None
 
     def find(self, public: str) -> PublicKey | None:
-        """The entry of a key in Z85, or None."""
+        """Return the entry of a key in Z85, or None."""
         self._refresh()
         return None if public in self.revoked else self._known.get(public) or self.on_record.get(public)
 
     def revoke(self, names: dict[str, str]) -> None:
-        """Let these keys ({public: name}) in no more, and take their files away. Raises :class:`OSError`."""
+        """Never accept these keys ({public: name}) any more, and delete their files. Raises :class:`OSError`."""
         if self.revoked.add(names):
             for key in self._files():
                 if key.public in names:
@@ -196,12 +197,12 @@ class AuthorizedKeys:
             self._stamp = None
 
     def all(self) -> list[PublicKey]:
-        """Return the keys that are let in now, sorted by name."""
+        """Return the keys of the folder that are accepted now, sorted by name."""
         self._refresh()
         return sorted((key for key in self._known.values() if key.public not in self.revoked), key=lambda key: key.name)
 
     def everybody(self) -> list[PublicKey]:
-        """Those in the folder and those on record, by name."""
+        """Return the keys of the folder and those of the registry, sorted by name."""
         found = {**self.on_record, **{key.public: key for key in self.all()}}
         return sorted((key for key in found.values() if key.public not in self.revoked), key=lambda key: key.name)
 
@@ -216,7 +217,7 @@ class AuthorizedKeys:
             return
         try:
             self.revoked.read()
-        except Corrupt as error:  # what was known of it before still holds; a daemon does not start with it
+        except Corrupt as error:  # the list as read before still holds; a daemon does not start with a damaged one
             log.error("keys may be let in that were taken away", reason=error.message)
         self._known, self._stamp = {key.public: key for key in self._files()}, stamp
 
@@ -226,12 +227,12 @@ class AuthorizedKeys:
             try:
                 found.append(PublicKey.load(path))
             except (Corrupt, NotFound):
-                continue  # one broken file must not lock everybody out, nor let anybody in
+                continue  # one broken file must neither lock out the other keys nor let one in
         return found
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a node answers control messages, and the key that it must prove."""
+    """The address at which a node answers control messages, and the key that it must prove."""
 
     address: str  #: tcp://HOST:PORT
     public: str
@@ -239,12 +240,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class PoolDescription(msgspec.Struct):
-    """pool.json: what a client must know to talk to a pool."""
+    """pool.json: what a client needs to reach a pool."""
 
     id: str
     endpoints: list[Endpoint] = []
     version: int = 1
-    registry: str = ""  #: where it is; empty: embedded, in the pool's directory
+    registry: str = ""  #: its address; empty: embedded, in the pool's directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,26 +263,26 @@ class PoolFiles:
         return AuthorizedKeys(self.root / "keys" / "authorized")
 
     def key_path(self, role: str) -> Path:
-        """Path of the key of a role."""
+        """Return the path of the key of a role."""
         return self.root / "keys" / f"{role}.key"
 
     def key_for(self, role: str) -> Path:
-        """The key to ask with as ``role``; an operator who has no user's key may do what users may with their own."""
+        """Return the path of the key for calls as ``role``; without a user's key an operator's serves as one."""
         path = self.key_path(role)
         if role == "user" and not path.exists() and self.key_path("operator").exists():
             return self.key_path("operator")
         return path
 
     def node_directory(self, host: str) -> Path:
-        """Directory of a node. Raises :class:`UsageError` for no host name."""
+        """Return the directory of a node. Raises :class:`UsageError` for an invalid host name."""
         return self.root / "nodes" / check_name(host, "host")
 
     def node_key_path(self, host: str) -> Path:
-        """Path of a node's key."""
+        """Return the path of a node's key."""
         return self.node_directory(host) / "node.key"
 
     def create(self) -> PoolDescription:
-        """A new pool: its id, secret, and a user's and an operator's key. Raises :class:`AlreadyExists`."""
+        """Create a pool: its id, secret, and a user's and an operator's key. Raises :class:`AlreadyExists`."""
         private_directory(self.root)
         description = PoolDescription(id=secrets.token_hex(8))
         write_file(self.root / "secret", secrets.token_bytes(SECRET_BYTES), mode=0o600, replace=False)
@@ -293,7 +294,7 @@ class PoolFiles:
         return description
 
     def add_node(self, host: str) -> KeyPair:
-        """The node's key pair: made and authorized on the first call, loaded later."""
+        """Return the node's key pair: made and authorized on the first call, loaded later."""
         path = self.node_key_path(host)
         if path.exists():
             return KeyPair.load(path)
@@ -304,7 +305,7 @@ class PoolFiles:
         return pair
 
     def read_description(self) -> PoolDescription:
-        """Raises :class:`NotFound`, :class:`Corrupt`."""
+        """Read pool.json. Raises :class:`NotFound`, :class:`Corrupt`."""
         try:
             data = read_file(self.description_path, limit=_DESCRIPTION_LIMIT)
             description = msgspec.json.decode(data, type=PoolDescription)
@@ -320,11 +321,11 @@ class PoolFiles:
                    mode=0o600, replace=True)
 
     def registry_address(self) -> str:
-        """``KIND:PLACE`` of the pool's registry. Raises :class:`NotFound`, :class:`Corrupt`."""
+        """Return ``KIND:PLACE`` of the pool's registry. Raises :class:`NotFound`, :class:`Corrupt`."""
         return self.read_description().registry or f"embedded:{self.root / 'registry.db'}"
 
     def secret(self) -> bytes:
-        """The pool secret. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
+        """Return the pool secret. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
         data = read_file(self.root / "secret", private=True)
         if len(data) != SECRET_BYTES:
             raise Corrupt(f"{self.root / 'secret'} holds {len(data)} bytes, not {SECRET_BYTES}", reason="length")

@@ -1,8 +1,8 @@
-"""Structured logs: JSON lines, or colours on a terminal; secrets never get in.
+"""Structured logs: JSON lines, or colours on a terminal; secrets are hidden.
 
-Every process calls :func:`configure_logging` once, first thing, or :func:`configure_at_first_line`: a logger of
-:func:`get_logger` imports structlog with its first line. structlog imports asyncio, ssl and pickle, which ``rgpu run``
-would wait for at each start, and a run without trouble logs nothing before its program uses CUDA. So the client and the
+Every process calls :func:`configure_logging` once, at its start, or :func:`configure_at_first_line`: a logger of
+:func:`get_logger` imports structlog with its first line. structlog imports asyncio, ssl and pickle, which would delay
+each start of ``rgpu run``, and a run without problems logs nothing before its program uses CUDA. So the client and the
 links log through :func:`get_logger`; the server side imports structlog itself (:mod:`rgpu.link.logging`).
 """
 
@@ -24,11 +24,11 @@ _SECRET_WORDS = ("secret", "ticket", "password", "send_key", "receive_key", "has
 _HIDDEN = "(hidden)"
 
 _configuring = threading.Lock()
-_pending: list[tuple[str, TextIO]] = []  #: of :func:`configure_at_first_line`
+_pending: list[tuple[str, TextIO]] = []  #: set by :func:`configure_at_first_line`
 
 
 class _Logger:
-    """A logger of structlog's, made when it is used."""
+    """A logger of structlog's, created on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class _Logger:
         return getattr(self._made, method)
 
     def _bare(self, level: str, trouble: BaseException, event: str, *args: Any, **values: Any) -> None:
-        """Log a line without its values, which structlog would clean of secrets."""
+        """Log a line without its values, from which structlog would remove secrets."""
         stream = next((stream for _, stream in _pending), sys.stderr)
         line = {"event": event, "level": level, "logger": self._name, "bare": f"structlog is not there: {trouble}"}
         with contextlib.suppress(OSError, ValueError):
@@ -51,10 +51,10 @@ class _Logger:
 
 
 def _structlog() -> Any:
-    """Import it, configured as was asked for."""
+    """Import structlog, and configure it as requested."""
     from rgpu.link.logging import structlog
 
-    with _configuring:  # what another thread logs meanwhile must not go elsewhere
+    with _configuring:  # lines of another thread must not be written elsewhere meanwhile
         if _pending:
             level, stream = _pending[0]
             configure_logging(level=level, stream=stream, json=True)
@@ -63,7 +63,7 @@ def _structlog() -> Any:
 
 
 def get_logger(name: str) -> Any:
-    """Return a logger of structlog's by that name, which is imported when something is logged."""
+    """Return a logger of that name; structlog is imported with its first line."""
     return _Logger(name)
 
 
@@ -119,7 +119,7 @@ def configure_logging(*, level: str = "info", file: Path | None = None, stream: 
 
 
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Hide whatever is named like a secret, at any depth; bytes are shown by their length."""
+    """Hide values that are named like a secret, at any depth; bytes are shown by their length."""
     return {key: _clean(key, value) for key, value in event.items()}
 
 

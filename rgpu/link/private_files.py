@@ -13,7 +13,7 @@ LIMIT = 64 * 1024  #: longest file that is read, bytes
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory of mode 0700, or check one that is there.
+    """Make a directory of mode 0700, or check an existing one.
 
     Raises :class:`AuthenticationFailed` if others may write to it: they could
     put their own keys there.
@@ -44,7 +44,7 @@ def open_own(path: Path) -> int:
 
 
 def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
-    """Write whole and atomically. Raises :class:`AlreadyExists` unless ``replace``."""
+    """Write a file as a whole, atomically. Raises :class:`AlreadyExists` unless ``replace``."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -67,7 +67,7 @@ def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
 
 
 def read_file(path: Path, *, private: bool = False, limit: int = LIMIT) -> bytes:
-    """What the file holds. ``private``: nobody but its owner may be able to read it.
+    """Return the file's content. ``private``: only its owner may be able to read it.
 
     Raises :class:`NotFound`, :class:`AuthenticationFailed` (others may read it, or this user is not allowed to),
     :class:`Corrupt` (longer than ``limit`` bytes).
@@ -79,7 +79,7 @@ def read_file(path: Path, *, private: bool = False, limit: int = LIMIT) -> bytes
     except PermissionError:
         raise AuthenticationFailed(f"{path} cannot be read by this user", path=str(path)) from None
     with os.fdopen(descriptor, "rb") as file:
-        # The open file is judged, not its name, so that nobody can swap it in between.
+        # The open file is checked, not its name, so that it cannot be replaced in between.
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if private and mode & 0o077:
             raise AuthenticationFailed(f"{path} can be read by others (mode {mode:04o}): run 'chmod 600 {path}', "

@@ -1,4 +1,4 @@
-"""Keys that are let in nowhere any more, kept in a node's folder: over its restarts, and over a registry's restore."""
+"""Revoked keys, kept in a node's folder across its restarts and across a restore of the registry."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE = "revoked.json"
 
 
 class _File(msgspec.Struct):
-    """``keys``: public key in Z85: what it was called."""
+    """The content of the file. ``keys``: public key in Z85 → its former name."""
 
     keys: dict[str, str]
     rgpu_revoked: int = 1
 
 
 class RevokedKeys:
-    """The list in a folder of authorized keys. A key on it stays on it: who is let in again gets a new one."""
+    """The list in a folder of authorized keys. A key stays on it: its holder needs another one."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
@@ -30,11 +30,11 @@ class RevokedKeys:
         return public in self._names
 
     def names(self) -> dict[str, str]:
-        """Each key, and what it was called."""
+        """Return each key with its former name."""
         return dict(self._names)
 
     def read(self) -> None:
-        """Take what the file says besides what is known. Raises :class:`Corrupt`."""
+        """Add the file's keys to those already known. Raises :class:`Corrupt`."""
         try:
             found = msgspec.json.decode(self.path.read_bytes(), type=_File)
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class RevokedKeys:
         self._names.update(found.keys)
 
     def add(self, names: dict[str, str]) -> bool:
-        """Refuse these keys from here on, and write them down; whether one is new. Raises :class:`OSError`."""
+        """Refuse these keys from now on, and store them; return whether one is new. Raises :class:`OSError`."""
         if names.keys() <= self._names.keys():
             return False
         self._names.update(names)  # it holds before it is written

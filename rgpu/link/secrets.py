@@ -1,14 +1,14 @@
-"""The pool's secrets as a node keeps them: that from which the keys of stored checkpoints derive, and generations of
-that which tickets are made with.
+"""The pool's secrets as a node keeps them: the one from which the keys of stored checkpoints derive, and the
+generations of the one that tickets are made with.
 
 ::
 
     secret         32 bytes: the secret that the pool was made with. The keys of stored checkpoints derive from it for
                    good; it is generation 1 of the tickets' secret, too
     secrets.json   {rgpu_secrets: 1, dropped, secrets: {number: hex}}: the generations that this host has, once there
-                   was another than the first. Those up to ``dropped`` count no more, also that in ``secret``
+                   was another than the first. Those up to ``dropped`` are invalid, also that in ``secret``
 
-Which of them count, and since when, says the pool's record (:mod:`rgpu.migrate.membership.rotation`). Several daemons
+The pool's record (:mod:`rgpu.migrate.membership.rotation`) defines which are valid, and since when. Several daemons
 of one folder share the files: each change is one atomic replacement under a lock of the folder.
 """
 
@@ -39,18 +39,18 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def mark(secret: bytes) -> str:
-    """32 hexadecimal digits that name a secret without telling it."""
+    """Return 32 hexadecimal digits that identify a secret without revealing it."""
     return blake3.blake3(b"rgpu 2026 pool secret: mark", key=secret).hexdigest(length=16)
 
 
 class PoolSecrets:
-    """See the module docstring. Thread-safe: the data port's thread reads what the daemon's loop sets.
+    """The secrets in a pool's folder. Thread-safe: the data port's thread reads what the daemon's loop sets.
 
-    Until :meth:`count` was called no generation counts: tickets are neither made nor taken.
+    Until :meth:`count` was called no generation is valid: tickets are neither made nor accepted.
     """
 
     def __init__(self, files: PoolFiles) -> None:
-        """Raises what reading the files raises: :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
+        """Read the files. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
         self._path, self._folder = files.root / FILE, files.root
         self.of_checkpoints = files.secret()
         self._lock = threading.Lock()
@@ -61,12 +61,12 @@ class PoolSecrets:
 
     # -- what counts ------------------------------------------------------------------
     def count(self, issue: int, accept: tuple[int, ...]) -> None:
-        """Make tickets with generation ``issue`` (0: with none), and take those of ``accept``."""
+        """Make tickets with generation ``issue`` (0: with none), and accept those of ``accept``."""
         with self._lock:
             self._issue, self._accept = issue, accept
 
     def issuing(self) -> bytes:
-        """The secret that tickets are made with. Raises :class:`PoolUnavailable` while this node has none."""
+        """Return the secret that tickets are made with. Raises :class:`PoolUnavailable` while this node has none."""
         with self._lock:
             found = self._held.get(self._issue)
         if found is None:
@@ -75,23 +75,23 @@ class PoolSecrets:
         return found
 
     def accepted(self) -> tuple[bytes, ...]:
-        """Secrets whose tickets are taken, the newest first."""
+        """Return the secrets whose tickets are accepted, the newest first."""
         with self._lock:
             return tuple(self._held[number] for number in sorted(self._accept, reverse=True) if number in self._held)
 
     # -- what is held -------------------------------------------------------------------
     def marks(self) -> dict[int, str]:
-        """Number → mark of each generation that is held."""
+        """Return number → mark of each generation that is held."""
         with self._lock:
             return {number: mark(secret) for number, secret in self._held.items()}
 
     @property
     def dropped(self) -> int:
-        """The highest generation that was let go of."""
+        """The highest generation that was dropped."""
         return self._dropped
 
     def secret(self, number: int, named: str) -> bytes:
-        """One generation, by its number and mark. Raises :class:`NotFound`."""
+        """Return one generation, by its number and mark. Raises :class:`NotFound`."""
         with self._lock:
             found = self._held.get(number)
         if found is None or mark(found) != named:
@@ -99,24 +99,24 @@ class PoolSecrets:
         return found
 
     def everything(self) -> dict[str, object]:
-        """What a host that joins is given: {dropped, held: {number: secret}}."""
+        """Return what a host that joins is given: {dropped, held: {number: secret}}."""
         with self._lock:
             return {"dropped": self._dropped, "held": {str(number): secret for number, secret in self._held.items()}}
 
     def read(self) -> None:
-        """Take over what the files say now. Raises :class:`AuthenticationFailed`, :class:`Corrupt`."""
+        """Read the files again. Raises :class:`AuthenticationFailed`, :class:`Corrupt`."""
         held, dropped = self._read()
         with self._lock:
             self._held, self._dropped = held, dropped
 
     def make(self, number: int) -> bytes:
-        """A new secret as generation ``number``, written down. Raises :class:`OSError`, and as :meth:`read`."""
+        """Make, store and return a secret as generation ``number``. Raises :class:`OSError`, and as :meth:`read`."""
         fresh = secrets.token_bytes(SECRET_BYTES)
         self.add(number, fresh)
         return fresh
 
     def add(self, number: int, secret: bytes) -> None:
-        """Keep a generation. Raises :class:`Corrupt` for what is no secret, :class:`OSError`, and as :meth:`read`."""
+        """Store a generation. Raises :class:`Corrupt` for an invalid secret, :class:`OSError`, and as :meth:`read`."""
         check_secret(secret)
         with self._changing() as (held, dropped):
             if number > dropped:
@@ -124,7 +124,7 @@ class PoolSecrets:
             self._write(held, dropped)
 
     def drop(self, highest: int) -> bool:
-        """Let go of all generations up to ``highest``, for good; whether there were any.
+        """Drop all generations up to ``highest``, for good; return whether there were any.
 
         Raises :class:`OSError`, and as :meth:`read`.
         """
@@ -137,7 +137,7 @@ class PoolSecrets:
     # -- files ------------------------------------------------------------------------
     @contextmanager
     def _changing(self) -> Iterator[tuple[dict[int, bytes], int]]:
-        """What the files say, while nobody else changes them; read anew afterwards."""
+        """The files' content, under the folder's lock; it is read again afterwards."""
         with open(os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self._read()
@@ -166,7 +166,7 @@ class PoolSecrets:
 
 
 def write_joined(files: PoolFiles, given: object) -> None:
-    """Write down what a host that joins was given (:meth:`PoolSecrets.everything`); None: by an older version, nothing.
+    """Store what a host that joins was given (:meth:`PoolSecrets.everything`); None: an older version gave nothing.
 
     Raises :class:`Corrupt`, :class:`OSError`.
     """
@@ -189,7 +189,7 @@ class _Given(msgspec.Struct):
 
 
 def check_secret(secret: object) -> bytes:
-    """The secret, if it is one of a pool. Raises :class:`Corrupt`."""
+    """Return the secret, if it is a valid one. Raises :class:`Corrupt`."""
     if not isinstance(secret, bytes) or len(secret) != SECRET_BYTES:
         raise Corrupt(f"a pool's secret has {SECRET_BYTES} bytes", reason="secret")
     return secret

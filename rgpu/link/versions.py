@@ -1,10 +1,10 @@
 """Versions of rgpu that work together: the numbers that two sides show each other, and the rule.
 
-Two numbers count, each raised by one when what goes over its link changes:
+Two numbers count, each raised by one when the content of its link changes:
 ``control`` (verbs and their arguments) and ``data`` (frames, messages and
 journal records). A side works with its own number and the one before it, on
-either link. The package's version decides nothing; it is what people know, so
-a refusal names both.
+either link. The package's version decides nothing; users know it, so a
+refusal names both.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rgpu.session.errors import VersionMismatch
 
 CONTROL = control.VERSION
 DATA = data.VERSION
-#: What a side that says nothing speaks: programs from before the numbers were exchanged.
+#: Versions of a side that sends none: programs from before the numbers were exchanged.
 FIRST = {"package": "0.1.0 or older", "control": 1, "data": 1}
 
 
 def ours() -> dict[str, Any]:
-    """What this side tells the other."""
+    """Return the versions that this side sends to the other."""
     return {"package": __version__, "control": CONTROL, "data": DATA}
 
 
 def fits(theirs: int, mine: int) -> bool:
-    """N works with N and with N-1, whichever side is the older."""
+    """Return whether two numbers work together: N with N and with N-1, whichever side is the older."""
     return abs(theirs - mine) <= 1
 
 
 def check(theirs: Any, who: str) -> None:
-    """``theirs``: what the other side told, None if nothing. ``who``: its name in the message.
+    """Check the other side's versions, ``theirs``; None: it sent none. ``who``: its name in the message.
 
     Raises :class:`VersionMismatch` naming the versions of both.
     """
@@ -47,7 +47,7 @@ def check(theirs: Any, who: str) -> None:
 
 
 def data_of(theirs: Any) -> int:
-    """The data protocol of the other side, which was checked."""
+    """Return the data protocol of the other side, which was checked."""
     said: dict[str, Any] = theirs if isinstance(theirs, dict) else FIRST
     return int(said["data"])
 
@@ -58,5 +58,5 @@ def _shown(versions: dict[str, Any]) -> str:
 
 
 def _plain(versions: dict[str, Any]) -> dict[str, str]:
-    """What may come from anywhere, fit for a message."""
+    """Untrusted versions, shortened for a message."""
     return {key: str(versions.get(key, "?"))[:40] for key in ("package", "control", "data")}

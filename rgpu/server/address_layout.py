@@ -1,4 +1,4 @@
-"""Address randomisation switched off, so that module variables land alike in every worker (SEMANTICS 12)."""
+"""Switch address randomisation off, so that module variables have the same addresses in every worker (SEMANTICS 12)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASK = 0xFFFFFFFF
 
 @contextmanager
 def fixed_in_children() -> Iterator[None]:
-    """Have processes that this thread starts meanwhile begin without randomisation.
+    """Have processes that this thread starts inside the block begin without randomisation.
 
     A persona belongs to a thread and passes to what it forks (personality(2)): the child has it from its first
     mapping on, and need not start itself again. Where the system forbids it nothing is changed.
@@ -32,9 +32,9 @@ def fixed_in_children() -> Iterator[None]:
 
 
 def ensure_fixed(module: str, arguments: Sequence[str]) -> bool:
-    """Whether this process runs without randomisation; one that does not starts itself again, as ``module``.
+    """Return True in a process without randomisation; with it, execute ``module`` anew without and do not return.
 
-    False: the system forbids it. ``arguments``: those of the new start.
+    False: the system forbids it. ``arguments``: command line of the new process image.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     persona = libc.personality(_ASK)

@@ -1,7 +1,7 @@
-"""How a device is given the record stream: :class:`ApplyPath`, with a native and a Python implementation.
+"""The interface that gives a device the record stream: :class:`ApplyPath`, with a native and a Python implementation.
 
-The worker's one apply loop (:mod:`rgpu.server.worker.apply.apply_loop`) feeds bytes of the stream to a path, and obeys
-what comes back. A device with an attribute ``fast_path`` brings a native one (:mod:`rgpu.server.fast_path`), which
+The worker's one apply loop (:mod:`rgpu.server.worker.apply.apply_loop`) feeds bytes of the stream to a path, and acts
+on its result. A device with an attribute ``fast_path`` provides a native one (:mod:`rgpu.server.fast_path`), which
 applies the hot calls itself and hands the others back. For any other device
 :class:`rgpu.server.worker.apply.slow_path.SlowPath` hands every record back.
 """
@@ -20,31 +20,31 @@ class Came(IntEnum):
     """Why :meth:`ApplyPath.feed` returned."""
 
     ALL = 0  #: everything given was taken
-    RECORD = 1  #: a record for the caller; :meth:`ApplyPath.passed` when it was applied
+    RECORD = 1  #: a record that the caller applies; it then calls :meth:`ApplyPath.passed`
     INTERRUPTED = 2  #: :meth:`ApplyPath.interrupt`: the position is at a record's boundary
     WAITING = 4  #: the next call has to wait for its turn (:meth:`ApplyPath.order`): the position is in front of it
     BEHIND = 5  #: more calls than usual are under way (:meth:`ApplyPath.usual`): the position is in front of the next
-    AHEAD = 6  #: as many calls as may be are under way: feed again when :meth:`ApplyPath.may_go_on` says so
+    AHEAD = 6  #: as many calls as allowed are under way: feed again when :meth:`ApplyPath.may_go_on` returns True
 
 
 @dataclass(slots=True)
 class Fed:
-    """What came of :meth:`ApplyPath.feed`; true until the next call of it."""
+    """The result of :meth:`ApplyPath.feed`; valid until the next call of it."""
 
     came: Came
-    taken: int  #: bytes of what was given
+    taken: int  #: bytes of the input that were taken
     record: Record | None = None
-    awaiting: int = 0  #: awaited calls without an answer, and answers not taken
+    awaiting: int = 0  #: awaited calls without an answer, and answers that were not taken yet
     bugs: int = 0  #: calls so far whose arguments the shim should have refused
-    bug: tuple[int, int, int] = (0, 0, 0)  #: the last of them: (call id, seq, CUresult)
-    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)  #: of WAITING, AHEAD: (seq, call id, stream, bytes that follow)
+    bug: tuple[int, int, int] = (0, 0, 0)  #: the last of these calls: (call id, seq, CUresult)
+    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)  #: for WAITING, AHEAD: (seq, call id, stream, bytes that follow)
     applied: int = 0  #: every call ≤ it was applied
 
 
 class ApplyPath(Protocol):
-    """See the module docstring. One thread feeds; any other may interrupt, or ask for progress."""
+    """See the module docstring. One thread feeds; any thread may interrupt, or read the progress."""
 
-    #: Every record is handed back, whole. Else most are applied unseen, and the caller knows them as bytes only.
+    #: Every record is handed back, whole. Otherwise most are applied in the path, and the caller sees only bytes.
     every_record: bool
 
     @property
@@ -56,19 +56,19 @@ class ApplyPath(Protocol):
         """A new connection begins: the stream starts with a whole record."""
 
     def feed(self, data: Any) -> Fed:
-        """Take bytes of the record stream, cut anywhere. What was not taken is given again, with what follows it.
+        """Take bytes of the record stream, cut anywhere. Bytes that were not taken are given again, with what follows.
 
-        Raises :class:`Corrupt` for what is no record, or not the next one.
+        Raises :class:`Corrupt` for bytes that are no record, or not the next one.
         """
 
     def given(self, records: Iterable[Record]) -> Iterable[bytes]:
-        """What to feed, piece by piece, for records that were not cut from a stream."""
+        """Return the pieces to feed for records that were not cut from a stream."""
 
     def passed(self, seq: int) -> None:
-        """The record that was handed back was applied."""
+        """Note that the record that was handed back was applied."""
 
     def position(self, applied: int, foreign: list[int]) -> None:
-        """The session was rebuilt; ``foreign``: answered calls that the program's side may still observe."""
+        """Continue behind ``applied`` after a rebuild. ``foreign``: answered calls that may still be observed."""
 
     def keep_place(self, address: int) -> None:
         """Store the position of each call that is not handed back in that word, before it is applied.
@@ -80,26 +80,26 @@ class ApplyPath(Protocol):
         """Make :meth:`feed` return at the next boundary, until called with False as often; from any thread."""
 
     def broken(self, result: int) -> None:
-        """A sticky CUresult that came from outside the device."""
+        """Report a sticky CUresult that did not come from the device."""
 
-    # -- how far ahead of the device ------------------------------------------------
+    # -- the lead over the device ------------------------------------------------
     def may_go_on(self) -> bool:
-        """After :attr:`Came.AHEAD`: whether more may be given to the device; waits for a moment."""
+        """Whether more may be given to the device after :attr:`Came.AHEAD`; waits for a moment."""
 
     def bound(self, tries: int) -> None:
-        """How many calls may be under way: fewer with each attempt in vain to have all complete; 0: as usual."""
+        """Limit the calls under way: fewer with each failed attempt to have all complete; 0: the usual number."""
 
     def usual(self, calls: int) -> None:
-        """Calls that a program usually is ahead of its work; :attr:`Came.BEHIND` at clearly more. UNBOUNDED: never."""
+        """Set the usual lead of the program, in calls; :attr:`Came.BEHIND` at clearly more. UNBOUNDED: never."""
 
     def ahead(self) -> int:
-        """Calls given to the device and not complete; UNBOUNDED: as many as are let be."""
+        """Calls given to the device and not complete; UNBOUNDED: as many as are allowed."""
 
     def reached(self) -> Any:
-        """A value that changes whenever something completes."""
+        """A value that changes whenever work completes."""
 
     def waited(self) -> int:
-        """Time in ns that :meth:`feed` has waited so far for work of the device: not inside the driver."""
+        """Time in ns that :meth:`feed` has waited so far for work of the device, without waits inside the driver."""
 
     # -- the order of issue ---------------------------------------------------------
     def order(self, on: bool) -> None:
@@ -108,17 +108,17 @@ class ApplyPath(Protocol):
         """
 
     def in_order(self, stream: int, seconds: float) -> int:
-        """Work for ``stream`` comes next: 1: its turn is now; 0: nothing completed for that long; -1: interrupted."""
+        """Wait for the turn of ``stream``: 1: it is now; 0: nothing completed for ``seconds``; -1: interrupted."""
 
     def pass_order(self, stream: int) -> None:
-        """Its turn is now, whatever is under way."""
+        """Let work for ``stream`` be given now, whatever is under way."""
 
     # -- answers of the path's own --------------------------------------------------
     def attach(self) -> None:
-        """Answers are taken from now on; those not yet observed come again."""
+        """Start handing out answers; those that the program has not observed yet are handed out again."""
 
     def detach(self) -> None:
-        """Nobody takes answers any more."""
+        """Stop handing out answers."""
 
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
-        """(seq, result, reply, payload) of its complete answers that the program might not have."""
+        """Return (seq, result, reply, payload) of complete answers that the program might not have."""

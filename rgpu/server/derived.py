@@ -1,12 +1,12 @@
 """A user's derived file on a node: machine code compiled from PTX, descriptions of modules, each made once.
 
 The daemon opens it and hands each worker a descriptor of its own (a worker's box lets it open nothing else), one file
-for each user: who takes over a worker can put wrong machine code there, and reaches no other user's sessions with it.
-Format and checks: :mod:`.derived_format`. Nothing depends on it: what is absent, damaged or does not fit is made anew.
+for each user: an attacker that controls a worker can put wrong machine code there, but into no other user's sessions.
+Format and checks: :mod:`.derived_format`. Nothing depends on it: an absent, damaged or unfit entry is made anew.
 
-Reading takes no lock: an entry is used only if it verifies, and places learned under another generation are forgotten.
-Writing, by a thread of its own, happens under flock(2). What a crash left at the end is cut off by the next writer. A
-full file is written anew with the newest half of what it holds.
+Reading takes no lock: an entry is used only if it verifies, and offsets read under another generation are discarded.
+Writing, by a thread of its own, happens under flock(2). The next writer cuts off what a crash left at the end. A
+full file is written anew with the newest half of its entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rgpu.session.errors import Corrupt
 log = structlog.get_logger(__name__)
 
 DEFAULT_SIZE = 512 << 20  #: bytes of one user's file
-PENDING = 64 << 20  #: bytes that may wait to be written; what comes on top is not kept
+PENDING = 64 << 20  #: bytes that may wait to be written; entries beyond that are not kept
 _OTHERS = 4  #: tries of a look-up while the file is written anew
 
 
@@ -67,7 +67,7 @@ class Derived:
         self.counters = Counters()
         self._lock = threading.Lock()
         self._generation = -1
-        self._scanned = 0  #: everything before was looked at
+        self._scanned = 0  #: everything before this offset was read
         self._places: dict[tuple[int, bytes], _Place] = {}
         self._queue: queue.SimpleQueue[tuple[int, bytes, bytes]] = queue.SimpleQueue()
         self._pending = 0
@@ -75,7 +75,7 @@ class Derived:
         self._writer: threading.Thread | None = None
 
     def adopt(self, descriptor: int) -> None:
-        """Use this file from now on; where there is one already, that stays."""
+        """Use this file from now on; a file that is already in use stays. The descriptor is owned from now on."""
         with self._lock:
             if self._fd < 0:
                 self._fd, descriptor = descriptor, -1
@@ -89,7 +89,7 @@ class Derived:
 
     # -- reading ------------------------------------------------------------------------
     def get(self, kind: int, key: bytes) -> bytes | None:
-        """The payload kept under that key, verified; None where there is none."""
+        """The verified payload kept under ``key``; None where there is none."""
         if not self.keeps:
             return None
         with self._lock:
@@ -133,7 +133,7 @@ class Derived:
             return -1
 
     def _look(self) -> int:
-        """Learn of the entries that were written since; returns the file's generation."""
+        """Read the headers of entries written since the last look; return the file's generation."""
         generation = self._read_generation()
         if generation != self._generation:
             self._places.clear()
@@ -148,7 +148,7 @@ class Derived:
         return generation
 
     def _entry(self, at: int, size: int) -> Entry | None:
-        """The header of the entry there, if the file has all of it."""
+        """The header of the entry at offset ``at``; None where the file, of ``size`` bytes, does not hold all of it."""
         try:
             entry = read_entry(os.pread(self._fd, ENTRY, at), at)
         except Corrupt:
@@ -157,7 +157,7 @@ class Derived:
 
     # -- writing ------------------------------------------------------------------------
     def keep(self, kind: int, key: bytes, payload: bytes) -> None:
-        """Have it written by and by; what does not fit in the queue is let go."""
+        """Queue an entry to be written; one that does not fit in the queue is discarded."""
         if not self.keeps or len(key) != DIGEST or ENTRY + len(payload) > self._limit // 4:
             return
         with self._changed:
@@ -190,7 +190,7 @@ class Derived:
 
     def _put(self, kind: int, key: bytes, payload: bytes) -> None:
         entry = pack_entry(kind, key, payload)
-        with self._alone(), self._lock:  # a writer that stands still holds up no reader
+        with self._alone(), self._lock:  # a writer that waits for the lock holds up no reader
             if self._look() < 0:
                 if os.fstat(self._fd).st_size:
                     self.counters.begun_anew += 1
@@ -198,16 +198,16 @@ class Derived:
                 self._begin([])
             place = self._places.get((kind, key))
             if place is not None and os.pread(self._fd, len(entry), place.at) == entry:
-                return  # another worker of this user made it, too
+                return  # another worker of this user has made the same entry
             if self._scanned + len(entry) > self._limit:
                 self._begin(self._newest(self._limit // 2 - len(entry)))
-            os.ftruncate(self._fd, self._scanned)  # what a crash left behind, or what is no entry
+            os.ftruncate(self._fd, self._scanned)  # remains of a crash, or bytes that are no entry
             _write(self._fd, entry, self._scanned)
             self._look()
         self.counters.stored += 1
 
     def _newest(self, room: int) -> list[bytes]:
-        """The newest entries that verify and fit, in their order."""
+        """The newest entries that verify and together fit into ``room`` bytes, in their order."""
         found: list[bytes] = []
         for (kind, key), place in sorted(self._places.items(), key=lambda item: item[1].at, reverse=True):
             data = os.pread(self._fd, ENTRY + place.length, place.at)
@@ -221,7 +221,7 @@ class Derived:
         return found[::-1]
 
     def _begin(self, entries: list[bytes]) -> None:
-        """Write the file anew. A reader finds another generation, or none, before it finds anything moved."""
+        """Write the file anew. A reader finds another generation, or none, before it finds an entry elsewhere."""
         os.ftruncate(self._fd, 0)
         at = HEADER.size
         for entry in entries:

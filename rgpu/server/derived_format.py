@@ -1,6 +1,6 @@
-"""The derived file: what was made of module binaries once, so that it is not made again (docs/developers/modules.md).
+"""The format of the derived file: results made of module binaries, kept for reuse (docs/developers/modules.md).
 
-A header, then entries to the end. Pure: bytes in, bytes out. Nobody vouches for what is read; an entry that does not
+A header, then entries to the end. Pure: bytes in, bytes out. What is read is untrusted; an entry that does not
 verify counts as absent.
 
 =======  ==========================================================================
@@ -9,7 +9,7 @@ offset   header, 32 bytes
 0        magic ``RGPUDRVD``
 8        u16 version, 1
 10       6 bytes 0
-16       u64 generation: drawn anew when the file is written anew, so that offsets learned before are not used
+16       u64 generation: drawn anew when the file is written anew, so that offsets read before are not used
 24       8 bytes 0
 =======  ==========================================================================
 
@@ -19,7 +19,7 @@ offset   entry, 80 bytes and the payload
 0        magic ``RGDE``
 4        u16 version, 1
 6        u16 kind: 1 machine code compiled from PTX, 2 description of a module
-8        32 bytes key: BLAKE3 of all that the payload follows from
+8        32 bytes key: BLAKE3 of all inputs of the payload
 40       u64 length of the payload
 48       32 bytes BLAKE3 of bytes 0 to 47 and the payload
 =======  ==========================================================================
@@ -56,7 +56,7 @@ class Entry:
     digest: bytes
 
     def holds(self, payload: bytes) -> bool:
-        """Whether that is the payload which was written."""
+        """Whether ``payload`` is the one that was written."""
         return len(payload) == self.length and _digest(self.covered, payload) == self.digest
 
 
@@ -66,7 +66,7 @@ def pack_header(generation: int) -> bytes:
 
 
 def read_generation(data: bytes) -> int:
-    """The generation that a header names. Raises :class:`Corrupt` for what is no header of this version."""
+    """The generation that a header names. Raises :class:`Corrupt` for bytes that are no header of this version."""
     if len(data) < HEADER.size:
         raise Corrupt(f"derived file: a header of {len(data)} bytes", offset=0, reason="header")
     magic, version, generation = HEADER.unpack_from(data)
@@ -84,7 +84,7 @@ def pack_entry(kind: int, key: bytes, payload: bytes) -> bytes:
 
 
 def read_entry(data: bytes, offset: int = 0) -> Entry:
-    """The entry header in ``data``; ``offset``: where it stands, for the error. Raises :class:`Corrupt`."""
+    """The entry header in ``data``; ``offset``: its place in the file, for the error. Raises :class:`Corrupt`."""
     if len(data) < ENTRY:
         raise Corrupt(f"derived file at offset {offset}: an entry is cut off", offset=offset, reason="cut off")
     magic, version, kind, key, length = _COVERED.unpack_from(data)
@@ -95,7 +95,7 @@ def read_entry(data: bytes, offset: int = 0) -> Entry:
 
 
 def key(*parts: bytes) -> bytes:
-    """The key of what follows from ``parts``, in this order."""
+    """The key of a payload that is made from ``parts``, in this order."""
     hasher = blake3()
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))

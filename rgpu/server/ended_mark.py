@@ -1,7 +1,7 @@
-"""A file beside a worker's socket that says that its program has ended, for a daemon that was not there to hear it.
+"""The mark of an ended program: a file beside its worker's socket, for a daemon that did not receive the program's BYE.
 
-The daemon may be frozen, dead or starting when an agent says BYE; a session that nobody ends would be brought back for
-a program that is gone. The mark goes when the leader was told, or a new session of that name begins.
+The daemon may be frozen, dead or starting when an agent sends BYE; a session that is not ended would be recovered for
+a program that has exited. The mark is deleted when the leader was informed, or a new session of that name begins.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ LIMIT = 4096  #: bytes of a reason
 
 
 def write(folder: Path | None, epoch: int, reason: str) -> None:
-    """Write the mark into the worker's folder. Raises nothing: a full disk must not stop what runs."""
+    """Write the mark into the worker's folder. Raises nothing: a full disk must not stop the session."""
     if folder is not None:
         with contextlib.suppress(OSError):
             (folder / f"{epoch}{SUFFIX}").write_text(reason)
 
 
 def clear(folder: Path) -> None:
-    """Remove the marks of a session's workers, and what they kept of the folders of those that have gone."""
+    """Remove the marks of a session's workers, and folders of exited workers that held only their mark."""
     for path in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]:
         path.unlink(missing_ok=True)
         if path.parent != folder:
-            with contextlib.suppress(OSError):  # its worker is still there
+            with contextlib.suppress(OSError):  # its worker still runs
                 path.parent.resolve().rmdir()
                 path.parent.unlink(missing_ok=True)
 
 
 def read(workers: Path) -> dict[Path, str]:
-    """Folder of a session's workers: why its program ended."""
+    """Return, for each session folder in ``workers`` that has a mark, why its program ended."""
     found = {}
     for path in sorted([*workers.glob(f"*/*{SUFFIX}"), *workers.glob(f"*/*/*{SUFFIX}")]):
         with contextlib.suppress(OSError, ValueError):

@@ -1,10 +1,10 @@
-"""What a device may offer beside the :class:`~rgpu.checkpoint.device.Device` protocol: a native path for its calls.
+"""The native path for calls that a device may offer beside the :class:`~rgpu.checkpoint.device.Device` protocol.
 
 A device with an attribute ``fast_path`` takes the bytes of the record stream
 itself, applies the hot calls (:mod:`rgpu.session.calls.hot`) without Python,
-and gives their answers. Everything else it hands back, whole, in its place in
-the order (:class:`~rgpu.server.apply_path.ApplyPath`). It keeps its answers until they are taken: in pieces, from
-pinned memory, which are sent as they lie.
+and gives their answers. Every other record it hands back, whole and in order
+(:class:`~rgpu.server.apply_path.ApplyPath`). It keeps its answers until they are taken: in pieces, in
+pinned memory, which are sent without a copy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rgpu.server.apply_path import ApplyPath
 
 @dataclass(slots=True)
 class Piece:
-    """A piece of an answer. ``data`` stays true until :meth:`FastPath.release`."""
+    """A piece of an answer. ``data`` stays valid until :meth:`FastPath.release`."""
 
     seq: int
     result: int
     index: int
     more: bool  #: further pieces follow
-    address: int  #: of the bytes; HEADROOM bytes before them may be written. 0: there are none
+    address: int  #: of the bytes; the HEADROOM bytes before them may be written. 0: there are none
     size: int
     handle: int
 
@@ -32,24 +32,24 @@ class Piece:
 
 
 class Took(IntEnum):
-    """What :meth:`FastPath.take` came to, beside a :class:`Piece`."""
+    """The results of :meth:`FastPath.take` other than a :class:`Piece`."""
 
-    NOTHING = 0  #: the time is over
+    NOTHING = 0  #: the time has run out
     PROGRESS = 2  #: a watermark is due
-    WOKEN = 3  #: :meth:`FastPath.wake`
+    WOKEN = 3  #: by :meth:`FastPath.wake`
 
 
 class FastPath(ApplyPath, Protocol):
-    """See the module docstring. One thread feeds, one takes; any may ask for progress."""
+    """See the module docstring. One thread feeds, one takes; any may read the progress."""
 
     def take(self, seconds: float) -> Piece | Took:
         """Take the next piece of an answer, or wait ``seconds`` for one."""
 
     def take_here(self, seconds: float, fd: int) -> Piece | None:
-        """The feeding thread's own short wait for an answer; ends when ``fd`` is readable."""
+        """Wait briefly for an answer, in the feeding thread; ends when ``fd`` is readable."""
 
     def look(self, seconds: float, fd: int) -> None:
-        """Look whether ``fd`` becomes readable, for that long at most, without sleeping."""
+        """Poll ``fd`` until it is readable, for ``seconds`` at most, without sleeping."""
 
     def release(self, piece: Piece) -> None:
         """Give a piece's memory back once it was sent."""
@@ -58,16 +58,16 @@ class FastPath(ApplyPath, Protocol):
         """``head`` and the piece's bytes in one run, without a copy of the latter."""
 
     def area(self) -> tuple[int, int, int] | None:
-        """Where the bytes of most pieces lie, for another process to map: (memfd, address here, bytes)."""
+        """The memory of most pieces, for another process to map: (memfd, address in this process, bytes)."""
 
     def pin(self, address: int, size: int) -> bool | None:
-        """Memory of another process: feed() may give it to the device as it is. None: not while the device works.
+        """Pin memory of another process: feed() gives it to the device without a copy. None: the device is busy.
 
-        What is fed from there is read until the call is complete, and its payload's checksum is not looked at.
+        Payloads fed from it are read until their call is complete, and their checksums are not verified.
         """
 
     def unpin(self, address: int) -> bool:
-        """False: not while the device works."""
+        """Undo :meth:`pin`. False: the device is busy."""
 
     def wake(self) -> None:
         """Wake a thread that waits in :meth:`take`."""
@@ -76,7 +76,7 @@ class FastPath(ApplyPath, Protocol):
         """The body of a WATERMARK message; empty when nothing is new."""
 
     def room(self, size: int) -> memoryview | None:
-        """A pinned buffer to decrypt a message of ``size`` into; None: there is none now."""
+        """A pinned buffer to decrypt a message of ``size`` bytes into; None: there is none now."""
 
     def give(self, buffer: memoryview) -> None:
-        """The message in it was fed."""
+        """Return a buffer of :meth:`room` whose message was fed."""

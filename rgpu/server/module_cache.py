@@ -1,18 +1,18 @@
-"""The module binaries that a node has seen, on disk, so that no client sends one twice.
+"""The module binaries that a node has received, on disk, so that no client sends one twice.
 
 One directory serves all workers of a node. A file's name is the BLAKE3 hash of
-its content, so nothing ever has to be kept in step: a file is right, or it is
-found out when it is read, deleted, and counts as absent. Nothing here is ever
-needed: on a full or broken disk the module binaries are sent again.
+its content, which is verified when it is read: a file that does not match is
+deleted and counts as absent. The cache is never
+required: on a full or broken disk the module binaries are sent again.
 
 Writing: a temporary file, locked (flock) by its writer as long as it lives,
 flushed, renamed. Making room and making temporary files happen under the
-directory's own lock; a temporary file that nobody holds is a crash's leftover.
-The bound counts temporary files at their full size. Least recently used
-(modification time) goes first.
+directory's own lock; a temporary file that is not locked is left from a crash.
+The bound counts temporary files at their full size. The least recently used file
+(modification time) is evicted first.
 
-A client that names a hash gets the module that it names loaded, so the sessions of one node can
-tell which module binaries others brought. They share a pool, and its keys, already.
+A client that names a hash gets the module with that hash loaded, so a session can find out
+which module binaries other sessions of the node sent. They share a pool, and its keys, already.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rgpu.link.data.module_refs import SMALLEST
 log = structlog.get_logger(__name__)
 
 DEFAULT_SIZE = 4 << 30  #: bytes
-PENDING = 256 << 20  #: bytes that may wait to be written; what comes on top is not kept
+PENDING = 256 << 20  #: bytes that may wait to be written; binaries beyond that are not kept
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
@@ -74,7 +74,7 @@ class ModuleCache:
 
     # -- reading ------------------------------------------------------------------------
     def has(self, digest: bytes) -> bool:
-        """Whether it is there, unread; it counts as used, so that it stays a while."""
+        """Whether the binary is there, without reading it; it counts as used, so that it is not evicted soon."""
         try:
             os.utime(self.directory / digest.hex())
         except OSError:
@@ -82,7 +82,7 @@ class ModuleCache:
         return self.limit > 0
 
     def get(self, digest: bytes) -> bytes | None:
-        """The content of that hash, checked; None where the node has it not."""
+        """The verified content with that hash; None where the node does not hold it."""
         data = self._read(self.directory / digest.hex(), digest) if self.limit > 0 else None
         if data is None:
             self.counters.misses += 1
@@ -116,9 +116,9 @@ class ModuleCache:
 
     # -- writing ------------------------------------------------------------------------
     def keep(self, data: bytes) -> None:
-        """Have it written by and by, if it is large enough to be worth it.
+        """Queue a binary to be written, if it has :data:`SMALLEST` bytes at least.
 
-        What does not fit in the queue is let go.
+        One that does not fit in the queue is discarded.
         """
         if not SMALLEST <= len(data) <= self.limit:
             return
@@ -148,7 +148,7 @@ class ModuleCache:
             return self._changed.wait_for(lambda: not self._pending, seconds)
 
     def put(self, data: Any) -> bool:
-        """Write it, unless it is there; False where that was not possible. Raises nothing of the disk's."""
+        """Write a binary that is not there yet; False where that failed. Disk errors are logged, not raised."""
         if len(data) > self.limit:
             return False
         digest = blake3(data).digest()
@@ -176,7 +176,7 @@ class ModuleCache:
         return True
 
     def _reserve(self, size: int) -> tuple[Path, int]:
-        """A temporary file of that size, held by its descriptor. The directory is locked."""
+        """Make a temporary file of ``size`` bytes, locked by its descriptor. The directory is locked."""
         path = self.directory / f"{secrets.token_hex(8)}{_TEMPORARY}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -225,13 +225,13 @@ class ModuleCache:
             os.close(descriptor)
 
     def _share(self, descriptor: int) -> None:
-        """Let the folder's group use a file, where the folder is a group's: workers have users of their own then."""
+        """Let the folder's group use a file where the folder is setgid: each worker then has a user of its own."""
         if os.stat(self.directory).st_mode & stat.S_ISGID:
-            with contextlib.suppress(PermissionError):  # another user's: it did so
+            with contextlib.suppress(PermissionError):  # another user's file: that user has done so
                 os.fchmod(descriptor, 0o660)
 
     def _complain(self, what: str, error: OSError) -> None:
-        """Once for each kind: a full disk would fill the log as well."""
+        """Log an error once for each errno: a full disk would fill the log as well."""
         if error.errno not in self._told:
             self._told.add(error.errno or 0)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -252,7 +252,7 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _abandoned(path: str) -> bool:
-    """Whether a temporary file's writer is gone; the file then is, too."""
+    """Whether a temporary file's writer has ended; the file is then deleted."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Reading what a worker left in its folder: a worker may mean harm, and a folder may hold more than files."""
+"""Safe reading of files in a worker's folder: the worker is untrusted, and the folder may hold links and devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of a regular file; a link, a pipe or a device is none. Raises OSError."""
+    """Return the first ``limit`` bytes of a regular file. Raises OSError, also for a link, a pipe or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

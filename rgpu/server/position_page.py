@@ -1,17 +1,16 @@
-"""How far a worker's work came, in a small file that outlives it.
+"""A worker's position in its journal, in a small file that outlives the worker.
 
-A worker tells its daemon about once a second what it has applied. One that is killed between two such words would
-seem to have died where it was a second ago, and what it was doing when it died would be known to nobody. That decides
-whether a call is to blame (:mod:`rgpu.migrate.records.losses`). So the worker writes into a mapped file, which costs no
-system
-call, and the daemon reads it when the process has gone. A power cut may take the file: then there is no worker either.
+A worker reports to its daemon about once a second what it has applied. For one that is killed between two reports the
+last report is up to a second old, but the call in progress at its death decides whether a call is to blame
+(:mod:`rgpu.migrate.records.losses`). So the worker writes into a mapped file, which costs no system call, and the
+daemon reads it after the process has ended. A power cut may destroy the file: then the worker has ended, too.
 
-The file: 0 magic "RGPUPOS2", then words of 64 bits in this machine's order, each stored as one:
+The file: 0 magic "RGPUPOS2", then words of 64 bits in native byte order, each stored in one access:
 
 ==  ========  ===================================================================================================
  8  applied   every call ≤ it was applied
 16  begun     the call that was begun last; the device's engine stores it by itself, before each call
-24  complete  every call ≤ it is complete, device work included; as the agent was told last
+24  complete  every call ≤ it is complete, device work included; as last reported to the agent
 ==  ========  ===================================================================================================
 """
 
@@ -33,7 +32,7 @@ _APPLIED, _BEGUN, _COMPLETE = 1, 2, 3
 
 
 class Reached(NamedTuple):
-    """What a page says. ``begun``, ``complete``: None: not known."""
+    """The content of a page. ``begun``, ``complete``: None: not known."""
 
     applied: int
     begun: int | None = None
@@ -41,19 +40,19 @@ class Reached(NamedTuple):
 
 
 class Place(Protocol):
-    """Told how far the work is."""
+    """Receives the position of the work."""
 
     def begins(self, seq: int) -> None:
         """Note that a call is applied next."""
 
     def applied(self, position: int) -> None:
-        """Every call ≤ it was applied."""
+        """Note that every call ≤ ``position`` was applied."""
 
     def complete(self, position: int) -> None:
-        """Every call ≤ it is complete."""
+        """Note that every call ≤ ``position`` is complete."""
 
     def restored(self, position: int) -> None:
-        """The session was rebuilt as it was at that position."""
+        """Note that the session was rebuilt as it was at ``position``."""
 
 
 class Nowhere:
@@ -76,7 +75,7 @@ class PositionPage:
         finally:
             os.close(descriptor)
         self._words = memoryview(self._map).cast("Q")
-        #: where the word ``begun`` lies, for who stores it without Python; as long as this object lives
+        #: address of the word ``begun``, for native code that stores it; valid as long as this object lives
         self.begun_address = ctypes.addressof(ctypes.c_uint64.from_buffer(self._map, 8 * _BEGUN))
 
     def begins(self, seq: int) -> None:
@@ -99,7 +98,7 @@ def beside(socket: Path) -> Path:
 
 
 def read(path: Path) -> Reached | None:
-    """What the file says; None where there is none, or it says nothing."""
+    """Read a page; None where there is no file, or its content is not valid."""
     try:
         data = read_plain(path, _PAGE.size + 1)
     except OSError:
@@ -110,6 +109,6 @@ def read(path: Path) -> Reached | None:
     if len(data) != _PAGE.size or data[:8] != MAGIC:
         return None
     _, applied, begun, complete = _PAGE.unpack(data)
-    # Three stores, in an order that nobody promises: a call that was applied was begun, a complete one was applied.
+    # Three stores, in no guaranteed order: a call that was applied was begun, a complete one was applied.
     applied = max(applied, complete)
     return Reached(applied, max(begun, applied), complete) if applied < 2**63 and begun < 2**63 else None

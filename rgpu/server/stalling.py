@@ -1,8 +1,9 @@
-"""Work of a session that does not end, found out and named.
+"""Detection and naming of a session's work that does not end.
 
-A session stands still for a cut only when all work that was submitted is complete. A long queue gets shorter: it may
-drain as long as the limits of a cut allow. *Stuck* is one whose oldest unfinished call stays the same for
-:data:`STUCK_SECONDS`: a kernel that spins for ever, a host function that does not return. Nothing is begun for it.
+A session can be paused for a snapshot only when all submitted work is complete. A long queue that gets shorter may
+drain as long as the snapshot's limits allow. A queue is *stuck* when its oldest unfinished call stays the same for
+:data:`STUCK_SECONDS`: a kernel that spins for ever, a host function that does not return. No checkpoint or move is
+begun then.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-STUCK_SECONDS = 3.0  #: a verb that is refused for it is refused within 5
-LOOK_SECONDS = 4.5  #: that is looked for it before something is begun
+STUCK_SECONDS = 3.0  #: a verb that is refused because of it is refused within 5 s
+LOOK_SECONDS = 4.5  #: longest check before a checkpoint or move is begun
 SOME = 3  #: calls whose end shows that work goes on
 
 
 class Working(Protocol):
-    """What of a device is looked at (:class:`rgpu.checkpoint.device.Device`)."""
+    """The part of a device that is used here (:class:`rgpu.checkpoint.device.Device`)."""
 
     def unfinished(self) -> tuple[int, str] | None:
-        """Return (seq, what it is) of the oldest pending work; None: there is none."""
+        """Return (seq, description) of the oldest pending work; None: there is none."""
 
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
         """Wait ``timeout`` seconds at most for the work of call ``seq``; returns whether it is complete."""
 
 
 def said(oldest: tuple[int, str]) -> str:
-    """How a call is named: what it is, where known, and its position."""
+    """Return a call's name for messages: its description, where known, and its position."""
     seq, what = oldest
     return f"{what} (call {seq})" if what else f"call {seq}"
 
@@ -44,7 +45,7 @@ class Stall:
         self._since = 0.0
 
     def look(self, now: float) -> str:
-        """Why the device's work will not end soon; empty as long as it may."""
+        """Return why the device's work will not end soon; empty as long as it may."""
         oldest = self._device.unfinished()
         if oldest is None or self._oldest is None or oldest[0] != self._oldest[0]:
             self._oldest, self._since = oldest, now
@@ -55,10 +56,10 @@ class Stall:
 
 
 def stuck(device: Working, patience: float = STUCK_SECONDS) -> str:
-    """Why work will not end soon; empty as soon as some of it has, or when there is none.
+    """Return why work will not end soon; empty as soon as :data:`SOME` calls have ended, or when there is none.
 
-    Some: what does not end may stand just behind what does. Takes ``patience`` seconds where it is stuck, and
-    :data:`LOOK_SECONDS` at most.
+    Several calls: work that does not end may be queued just behind work that does. Takes ``patience`` seconds where
+    the device is stuck, and :data:`LOOK_SECONDS` at most.
     """
     began = since = time.monotonic()
     for _ in range(SOME):
@@ -81,9 +82,9 @@ class OldestKernel:
         self._since = 0.0
 
     def look(self, now: float) -> tuple[float, str]:
-        """(seconds since it was first seen so, how it is named); (0, "") where that is no kernel and no graph.
+        """Return (seconds since it was first seen as the oldest, its name); (0, "") where it is no kernel and no graph.
 
-        What waits for the program (a host function) is not the device's time.
+        Work that waits for the program (a host function) is not counted: it takes no time of the device.
         """
         oldest = self._device.unfinished()
         if oldest is None or not oldest[1].startswith(("kernel ", "a graph")):

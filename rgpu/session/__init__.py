@@ -1,1 +1,1 @@
-"""What a session is: calls, journal, objects, answers. Pure: no sockets, no ZeroMQ, no CUDA."""
+"""Model of a session: calls, journal, objects, answers. Pure: no sockets, no ZeroMQ, no CUDA."""

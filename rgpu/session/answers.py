@@ -1,14 +1,14 @@
-"""Answers that the program might not have seen yet, and what a replay must not answer differently.
+"""Answers that the program might not have received yet, and digests for checking the answers of a replay.
 
-Two books, one on each side of the data link, both without I/O:
+Two records, one on each side of the data link, both without I/O:
 
-:class:`RetainedAnswers`   the worker's: every answer given, until the record
-                           ``completed(seq)`` for it was applied. Travels with
-                           a checkpoint and a move, is sent again after an ATTACH.
-:class:`DeliveredAnswers`  the digests of what the program was given. A replay
-                           answers again: the answer is not delivered a second
+:class:`RetainedAnswers`   in the worker: every answer given, until the record
+                           ``completed(seq)`` for it was applied. Part of
+                           checkpoints and moves; sent again after an ATTACH.
+:class:`DeliveredAnswers`  the digests of the answers that the program was given.
+                           The answer of a replay is not delivered a second
                            time, and one that differs is a :class:`Divergence`
-                           (volatile calls never: SEMANTICS 5).
+                           (except of volatile calls: SEMANTICS 5).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import blake3
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import Corrupt
 
-DIGEST_SIZE = 16  #: bytes; tells equal from different, names nothing
+DIGEST_SIZE = 16  #: bytes; used for comparison only, never as a name
 MAX_ANSWERS = 1 << 20
 
-LONG = 256 * 1024  #: bytes of an answer's first piece from which on several threads sum it
+LONG = 256 * 1024  #: bytes of an answer's first piece from which on several threads hash it
 _THREADS = min(4, os.cpu_count() or 1)
 
 _HEAD = Struct("<iIQ")
 
 
 class AnswerHash:
-    """The digest of one answer, whose bytes (reply arguments, then payload) come in pieces of any size."""
+    """Hasher for one answer, whose bytes (reply arguments, then payload) are added in pieces of any size."""
 
     def __init__(self) -> None:
         self._hasher: Any = None
@@ -46,14 +46,14 @@ class AnswerHash:
         self._hasher.update(data)
 
     def digest(self, result: int, reply: int, payload: int) -> bytes:
-        """``reply``, ``payload``: how long each was. They come last, as they are known last."""
+        """Return the digest. ``reply``, ``payload``: their lengths, which are hashed last, as they are known last."""
         self.update(_HEAD.pack(result, reply, payload))
         digest: bytes = self._hasher.digest(length=DIGEST_SIZE)
         return digest
 
 
 def answer_digest(result: int, reply: Any, payload: Any) -> bytes:
-    """The digest of one answer: CUresult, reply arguments, reply payload."""
+    """Return the digest of one answer: CUresult, reply arguments, reply payload."""
     hasher = AnswerHash()
     hasher.update(reply)
     hasher.update(payload)
@@ -62,7 +62,7 @@ def answer_digest(result: int, reply: Any, payload: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A replay gave another answer than the program was given. ``what`` says so in words."""
+    """An answer of a replay that differs from the one that the program was given. ``what``: description in words."""
 
     seq: int
     call: str
@@ -80,11 +80,11 @@ class RetainedAnswer:
 
 
 class RetainedAnswers:
-    """The worker's book; see the module docstring. Not locked: the caller orders its threads."""
+    """The worker's answers; see the module docstring. Not locked: the caller orders its threads."""
 
     def __init__(self) -> None:
         self._answers: dict[int, RetainedAnswer] = {}
-        #: In a replay ``completed(n)`` may be applied just before the answer to n comes.
+        #: In a replay ``completed(n)`` may be applied just before call n is answered.
         self._early: set[int] = set()
         self.bytes = 0  #: held in replies and payloads
 
@@ -95,7 +95,7 @@ class RetainedAnswers:
         return seq in self._answers
 
     def answered(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
-        """Call ``seq`` was answered; a second answer (a replay's) replaces the first."""
+        """Retain the answer to call ``seq``; a second answer (a replay's) replaces the first."""
         if seq in self._early:
             self._early.discard(seq)
             return
@@ -104,16 +104,16 @@ class RetainedAnswers:
         self.bytes += len(reply) + len(payload)
 
     def observed(self, seq: int, answer_expected: bool = False) -> None:
-        """The record ``completed(seq)`` was applied: the program has that answer, if there is one.
+        """Release the answer to ``seq``, if there is one: ``completed(seq)`` was applied, so the program has it.
 
         ``answer_expected``: the call is awaited and was not answered here yet;
-        the answer that is still to come (a replay's) will not be retained.
+        its later answer (a replay's) will not be retained.
         """
         if not self._drop(seq) and answer_expected:
             self._early.add(seq)
 
     def unobserved(self) -> list[tuple[int, int, bytes, bytes]]:
-        """(seq, result, reply, payload) of what the program might not have, by seq."""
+        """Return (seq, result, reply, payload) of the answers that the program might not have, by seq."""
         return [(a.seq, a.result, a.reply, a.payload) for _, a in sorted(self._answers.items())]
 
     def _drop(self, seq: int) -> bool:
@@ -124,12 +124,12 @@ class RetainedAnswers:
         return True
 
     def as_list(self) -> list[list[Any]]:
-        """Rows, for a checkpoint or a move, of seq, result, reply, payload."""
+        """Return the rows for a checkpoint or a move: seq, result, reply, payload."""
         return [list(row) for row in self.unobserved()]
 
     @staticmethod
     def from_list(rows: Any) -> RetainedAnswers:
-        """The inverse of :meth:`as_list`. Raises :class:`Corrupt`."""
+        """Invert :meth:`as_list`. Raises :class:`Corrupt`."""
         found = RetainedAnswers()
         if not isinstance(rows, list) or len(rows) > MAX_ANSWERS:
             raise Corrupt("retained answers: no list, or too long", offset=0, reason="answers")
@@ -141,7 +141,7 @@ class RetainedAnswers:
         return found
 
     def check(self) -> None:
-        """Invariants; raises AssertionError."""
+        """Check the invariants. Raises AssertionError."""
         assert self.bytes == sum(len(a.reply) + len(a.payload) for a in self._answers.values())
         assert not self._early & self._answers.keys()
         assert all(seq == answer.seq for seq, answer in self._answers.items())
@@ -161,17 +161,17 @@ class DeliveredAnswers:
         return len(self._digests)
 
     def delivered(self, seq: int, result: int, reply: Any, payload: Any) -> None:
-        """The program is given this answer to call ``seq``."""
+        """Record the digest of the answer to call ``seq`` that the program is given."""
         self._digests[seq] = answer_digest(result, reply, payload)
 
     def note(self, seq: int, digest: bytes) -> None:
-        """Check as :meth:`delivered` does, with the digest of the answer at hand."""
+        """Record as :meth:`delivered` does, given the digest of the answer."""
         self._digests[seq] = digest
 
     def again(self, seq: int, call_id: int, result: int, reply: Any, payload: Any) -> Divergence | None:
-        """An answer to a call that was answered before: to be dropped by the caller.
+        """Check a further answer to a call that was answered before; the caller does not deliver it.
 
-        Returns (and keeps) the divergence if the program was told something else.
+        Returns (and keeps) the divergence if the program was given another answer.
         """
         call = BY_ID[call_id]
         if call.volatile or self._digests[seq] == answer_digest(result, reply, payload):
@@ -183,9 +183,9 @@ class DeliveredAnswers:
         return found
 
     def cut(self, position: int) -> None:
-        """Calls up to ``position`` are never replayed any more."""
+        """Drop the digests of calls up to ``position``, which are never replayed any more."""
         self._digests = {seq: digest for seq, digest in self._digests.items() if seq > position}
 
     def items(self) -> list[tuple[int, bytes]]:
-        """(seq, digest) by seq, for a spill."""
+        """Return (seq, digest) by seq, for a spill."""
         return sorted(self._digests.items())

@@ -1,7 +1,7 @@
-"""How a session's devices are written: ``cuda:0``, or ``cuda:0+2`` for several of one host. Pure.
+"""Notation of a session's devices: ``cuda:0``, or ``cuda:0+2`` for several of one host. Pure.
 
-The order counts: the program's device n is the nth. One word for all of them keeps records, commands and
-messages the same for one device and for several.
+The order counts: the program's device n is the nth. With one word for all of them, records, commands and
+messages are the same for one device and for several.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from rgpu.session.addresses import SESSION_DEVICES
 from rgpu.session.errors import UsageError
 
-#: Of one session.
+#: Devices of one session.
 MAX_GPUS = SESSION_DEVICES
 
-#: Of one gang: its members are made in one transaction of the registry, and etcd allows 128 comparisons.
+#: Ranks of one gang: its members are made in one transaction of the registry, and etcd allows 128 comparisons.
 MAX_RANKS = 30
 
 _NAME = re.compile(r"([a-z]+):([0-9]{1,4}(?:\+[0-9]{1,4})*)", re.ASCII)
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """``cuda:0+2`` → ``("cuda:0", "cuda:2")``. What is no such name stands for itself: who looks it up says so."""
+    """Split ``cuda:0+2`` into ``("cuda:0", "cuda:2")``. Any other name is returned as it is; its lookup fails later."""
     found = _NAME.fullmatch(name)
     if found is None:
         return (name,)
@@ -30,7 +30,7 @@ def parts(name: str) -> tuple[str, ...]:
 
 
 def join(names: Iterable[str]) -> str:
-    """The inverse of :func:`parts`. Raises :class:`UsageError` for devices of several kinds, or one named twice."""
+    """Invert :func:`parts`. Raises :class:`UsageError` for devices of several kinds, or one named twice."""
     given = tuple(names)
     if len(given) == 1:
         return given[0]

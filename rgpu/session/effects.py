@@ -1,10 +1,10 @@
-"""Records of what really happened to a session, for a checker that looks at a whole pool afterwards. Pure.
+"""Records of a session's actual history, for a checker that examines a whole pool afterwards. Pure.
 
-State machines and records say what *should* be. An *effect* is what a process did
-that another could notice: a call applied, an answer sent, accepted, a journal
-cut, a checkpoint about to be named. Workers, agents and leaders write theirs down
-where a test asks for it (:mod:`rgpu.link.effects`); the checker in
-``tests/effects`` compares all of them with what the registry said (OWNERSHIP 1, 2, 5).
+State machines and registry records define what *should* happen. An *effect* is an
+action of a process that another can observe: a call applied, an answer sent,
+accepted, a journal cut, a checkpoint about to be named. Workers, agents and leaders
+record theirs where a test requests it (:mod:`rgpu.link.effects`); the checker in
+``tests/effects`` compares all of them with the registry's history (OWNERSHIP 1, 2, 5).
 
 A file: 8 bytes magic, then records; each is u16 length and a msgpack array. The
 first one is a :class:`Header`, the others are :class:`Effect`. A process may be
@@ -34,29 +34,29 @@ Word = Annotated[str, Meta(max_length=LONGEST_NOTE)]
 
 
 class Kind(IntEnum):
-    """``first``..``last`` are journal positions; where there is one only, both are it."""
+    """Kind of an effect. ``first``..``last`` are journal positions, equal where there is only one."""
 
     # of a worker
-    BEGUN = 1  #: an empty session at position 0; ``note``: the state it was started in
+    BEGUN = 1  #: an empty session at position 0; ``note``: the state in which it was started
     REBUILT = 2  #: from a checkpoint, or from the pages of a move, at that position
     ACTIVE = 3  #: the registry named this worker the owner, at that position
     APPLIED = 4  #: the calls first..last, in order
-    ANSWERED = 5  #: the answer of that call goes out
-    OFFERED = 6  #: a verified copy was offered at that position: only the record says what follows
-    RESUMED = 7  #: the move is off
-    OVER = 8  #: the worker was told to forget the session; ``note``: why
+    ANSWERED = 5  #: the answer of that call is about to be sent
+    OFFERED = 6  #: a verified copy was offered at that position: the registry record alone decides what follows
+    RESUMED = 7  #: the move was aborted
+    OVER = 8  #: the worker was commanded to drop the session; ``note``: why
     # of an agent
     ATTACHED = 16  #: ships from that position on
     WANTED = 17  #: the program waits for the answer of that call
     ACCEPTED = 18  #: the program was given the answer of that call
-    CUT = 19  #: the journal up to there is not needed any more; ``note``: because of that checkpoint
+    CUT = 19  #: the journal up to there is not needed any more; ``note``: the checkpoint that covers it
     ENDED = 20  #: the session's last call; ``note``: why, when it did not end by the program's end
     # of a leader
-    PUBLISHING = 32  #: about to name checkpoint ``note``, which stands at that position
+    PUBLISHING = 32  #: about to name checkpoint ``note``, whose position this is
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Identity of the process whose effects these are. ``boot``: the machine's boot id, as times of two boots cannot be
+    """Identity of the process that recorded the file. ``boot``: the machine's boot ID, as times of two boots cannot be
     compared.
     """
 
@@ -69,7 +69,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Effect(msgspec.Struct, frozen=True, array_like=True):
-    """``when``: CLOCK_BOOTTIME in ns, before the effect for what goes out, after it for what came."""
+    """One effect. ``when``: CLOCK_BOOTTIME in ns, read before sending and after receiving."""
 
     kind: Kind
     when: U63
@@ -81,7 +81,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One process's effects on one session, in its order."""
+    """Effects of one process on one session, in their order."""
 
     header: Header
     effects: tuple[Effect, ...]
@@ -93,7 +93,7 @@ class History:
 
 
 def pack(record: Header | Effect) -> bytes:
-    """One record of the file. Raises :class:`ValueError` for a longer one than a reader takes."""
+    """Encode one record of the file. Raises :class:`ValueError` above LONGEST bytes."""
     data = msgspec.msgpack.encode(record)
     if len(data) > LONGEST:
         raise ValueError(f"a record of {len(data)} bytes; {LONGEST} are allowed")
@@ -101,7 +101,7 @@ def pack(record: Header | Effect) -> bytes:
 
 
 def unpack(data: bytes) -> History | None:
-    """A whole file; None when its process was killed before the header was out. Raises :class:`Corrupt`."""
+    """Decode a whole file; None when its process was killed before it wrote the header. Raises :class:`Corrupt`."""
     if len(data) < len(MAGIC) and MAGIC.startswith(data):
         return None
     if not data.startswith(MAGIC):

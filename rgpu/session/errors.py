@@ -1,8 +1,8 @@
 """The one tree of errors: class = exit code = entry in docs/users/errors.md.
 
-Every class states its ``code`` (the word on the wire and in ``-o json``) and
-its ``exit_code`` (what the CLI exits with). Messages say what happened, where,
-and what to do. Raise the most exact class; catch :class:`RgpuError`.
+Every class has a ``code`` (the word on the wire and in ``-o json``) and an
+``exit_code`` (the CLI's exit status). Messages state what happened, where,
+and what to do. Raise the most specific class; catch :class:`RgpuError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RgpuError(Exception):
         self.detail = detail
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as the wire and ``-o json`` carry it."""
+        """Return the error as the wire and ``-o json`` carry it."""
         return {"error": self.code, "message": self.message, "detail": self.detail}
 
 
@@ -42,13 +42,13 @@ class NotFound(RgpuError):
 
 
 class AlreadyExists(RgpuError):
-    """The name is taken."""
+    """The name is in use already."""
 
     code, exit_code = "already_exists", 4
 
 
 class Refused(RgpuError):
-    """A check that runs before anything is changed said no."""
+    """A check failed before anything was changed."""
 
     code, exit_code = "refused", 5
 
@@ -66,7 +66,7 @@ class AuthenticationFailed(RgpuError):
 
 
 class NotPermitted(AuthenticationFailed):
-    """The key is known, and what it asks for belongs to another user."""
+    """The key is known, but the object of the request belongs to another user."""
 
     code, exit_code = "not_permitted", 34
 
@@ -78,13 +78,13 @@ class Corrupt(RgpuError):
 
 
 class VersionMismatch(RgpuError):
-    """Two sides speak versions that do not fit; both are named."""
+    """Two sides have incompatible versions; the message names both."""
 
     code, exit_code = "version_mismatch", 9
 
 
 class TimedOut(RgpuError):
-    """Something did not finish within the time given."""
+    """An operation did not finish within the time given."""
 
     code, exit_code = "timed_out", 10
 
@@ -96,7 +96,7 @@ class MoveFailed(RgpuError):
 
 
 class RecoveryFailed(RgpuError):
-    """A session could not be brought back; checkpoint and journal are kept."""
+    """A session could not be restored; checkpoint and journal are kept."""
 
     code, exit_code = "recovery_failed", 12
 
@@ -114,25 +114,25 @@ class Conflict(RgpuError):
 
 
 class Fenced(RgpuError):
-    """The sender acts for an epoch or a leader revision that is over."""
+    """The sender acts for an epoch or a leader revision that has ended."""
 
     code, exit_code = "fenced", 15
 
 
 class StoreError(RgpuError):
-    """The checkpoint store failed; the classes below say how."""
+    """The checkpoint store failed; the subclasses distinguish how."""
 
     code, exit_code = "store", 16
 
 
 class StoreFull(StoreError):
-    """The checkpoint store has no room, or a quota is used up."""
+    """The checkpoint store is full, or a quota is used up."""
 
     code, exit_code = "store_full", 30
 
 
 class StoreDenied(StoreError):
-    """The checkpoint store refuses the credentials, or what they may do."""
+    """The checkpoint store refuses the credentials, or they do not permit the operation."""
 
     code, exit_code = "store_denied", 31
 
@@ -144,13 +144,13 @@ class StoreUnreachable(StoreError):
 
 
 class StoreMissing(StoreError):
-    """Something that a checkpoint names is not in the store any more."""
+    """A file or object that a checkpoint names is not in the store any more."""
 
     code, exit_code = "store_missing", 33
 
 
 class DeviceError(RgpuError):
-    """The device could not do what a call asked. ``result``: the CUresult."""
+    """The device could not execute a call. ``result``: the CUresult."""
 
     code, exit_code = "device", 17
 
@@ -166,19 +166,19 @@ class UnknownOutcome(RgpuError):
 
 
 class LimitReached(RgpuError):
-    """A limit or a quota of the user, the session or the node says no; the message names it."""
+    """A limit or a quota of the user, the session or the node is reached; the message names it."""
 
     code, exit_code = "limit_reached", 35
 
 
 class RanksMissing(RgpuError):
-    """Not all ranks of a gang came within its deadline; the message names those that are missing."""
+    """Not all ranks of a gang arrived within its deadline; the message names the missing ones."""
 
     code, exit_code = "ranks_missing", 36
 
 
 def all_classes(root: type[RgpuError] = RgpuError) -> list[type[RgpuError]]:
-    """Every class of the tree, root first."""
+    """List every class of the tree, root first."""
     found = [root]
     for child in root.__subclasses__():
         found.extend(all_classes(child))
@@ -186,7 +186,7 @@ def all_classes(root: type[RgpuError] = RgpuError) -> list[type[RgpuError]]:
 
 
 def from_dict(data: dict[str, Any]) -> RgpuError:
-    """The exception that ``as_dict`` was made from; unknown codes give the root class."""
+    """Make the exception from the result of ``as_dict``; unknown codes give the root class."""
     for cls in all_classes():
         if cls.code == data.get("error"):
             detail = {k: v for k, v in dict(data.get("detail") or {}).items() if isinstance(k, str)}

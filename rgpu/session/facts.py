@@ -1,4 +1,4 @@
-"""What a program can ask of its session without a round trip: WELCOME (docs/developers/links/shim-link.md)."""
+"""Session facts that a program can query without a round trip: WELCOME (docs/developers/links/shim-link.md)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rgpu.session.fields import U32, FieldReader, pack_name
 VERSION = 1
 MAX_DEVICES = 64
 MAX_ATTRIBUTES = 4096
-#: Among a device's attributes, beyond every CUdevice_attribute; 1: it executes PTX and no machine code.
+#: Additional device attribute, beyond every CUdevice_attribute; 1: it executes PTX and no machine code.
 ONLY_PTX = 1 << 24
-#: Likewise, bit n: its kernels reach the memory of device n; … with atomics, too. As a node tells it n counts the
-#: node's devices of that kind, as a program is told the session's.
+#: Additional attributes, bit n: its kernels can access the memory of device n; … with atomics, too. In a node's report
+#: n counts the node's devices of that kind, in a program's facts the session's devices.
 PEERS, PEER_ATOMICS = ONLY_PTX + 1, ONLY_PTX + 2
-#: Likewise, of a device in the list of a gang's run: the number of the member that has it, and which of that member's
-#: devices it is.
+#: Additional attributes of a device in the list of a gang's run: the number of the member that has it, and its index
+#: among that member's devices.
 MEMBER, MEMBER_DEVICE = ONLY_PTX + 3, ONLY_PTX + 4
 
 #: version, driver version, session number, quota, journal limit, recover, devices
@@ -48,7 +48,7 @@ class DeviceInfo:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> DeviceInfo:
-        """Raises :class:`Corrupt`."""
+        """Invert :meth:`as_dict`. Raises :class:`Corrupt`."""
         try:
             domain, bus, device = data["pci"]
             info = DeviceInfo(
@@ -66,7 +66,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """Everything that WELCOME says."""
+    """Contents of WELCOME."""
 
     name: str
     number: int  #: numbers the session among those of its agent
@@ -84,7 +84,7 @@ class SessionFacts:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> SessionFacts:
-        """Raises :class:`Corrupt`."""
+        """Invert :meth:`as_dict`. Raises :class:`Corrupt`."""
         try:
             return SessionFacts(
                 _typed(data["name"], str), _typed(data["number"], int), _typed(data["driver_version"], int),
@@ -94,7 +94,7 @@ class SessionFacts:
             raise Corrupt(f"session facts: {error!r}", offset=0, reason="facts") from None
 
     def encode(self) -> bytes:
-        """The body of WELCOME. Raises ValueError for what does not fit its field."""
+        """Encode the body of WELCOME. Raises ValueError for a value that does not fit its field."""
         if len(self.devices) > MAX_DEVICES:
             raise ValueError(f"{len(self.devices)} devices; {MAX_DEVICES} at most")
         try:
@@ -108,7 +108,7 @@ class SessionFacts:
 
     @staticmethod
     def decode(data: bytes) -> SessionFacts:
-        """The inverse of :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+        """Invert :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
         cursor = FieldReader(data, "session facts")
         version, driver, number, quota, limit, recover, count = cursor.take(_HEAD)
         if version != VERSION:

@@ -1,4 +1,4 @@
-"""Fields of a compact binary form, read from bytes that nobody vouches for."""
+"""Fields of a compact binary form, read from untrusted bytes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class FieldReader:
     """Reads fields from untrusted bytes, in order; each method raises :class:`Corrupt` with the offset."""
 
     def __init__(self, data: Any, what: str) -> None:
-        """Read ``data`` (anything that ``bytes`` takes) from its begin; ``what`` names it in errors."""
+        """Read ``data`` (anything that ``bytes`` takes) from its start; ``what`` names it in errors."""
         self.data = bytes(data)
         self.at = 0
         self._what = what
 
     def corrupt(self, reason: str) -> Corrupt:
-        """Return the error that says ``reason`` and where."""
+        """Make the error with ``reason`` and the present offset."""
         return Corrupt(f"{self._what} at offset {self.at}: {reason}", offset=self.at, reason=reason)
 
     def take(self, layout: Struct) -> tuple[Any, ...]:
@@ -39,7 +39,7 @@ class FieldReader:
         return values
 
     def count(self, least: int) -> int:
-        """Return a count (u32) of things of at least ``least`` bytes each: no more than what is left can hold."""
+        """Return a count (u32) of entries of at least ``least`` bytes each, which the remaining bytes can hold."""
         (count,) = self.take(U32)
         if count > (len(self.data) - self.at) // least:
             raise self.corrupt(f"{count} entries do not fit into what is left")

@@ -1,4 +1,4 @@
-"""Files that follow from tables: written, compared and checked by the command of each generator."""
+"""Files generated from tables: written, compared and checked by the command of each generator."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that makes its text
 Outputs = Mapping[str, Callable[[], str]]
 
 
 def root() -> Path:
-    """Return the checkout that this package stands in."""
+    """Return the root of the checkout that contains this package."""
     return Path(__file__).resolve().parents[2]
 
 
@@ -31,7 +31,7 @@ def stale(outputs: Outputs, where: Path) -> list[str]:
 
 
 def write(outputs: Outputs, where: Path) -> list[str]:
-    """Write what is stale under ``where``, with its folders; return the names written."""
+    """Write the stale files under ``where``, with their folders; return the names written."""
     names = stale(outputs, where)
     for name in names:
         path = where / name
@@ -43,7 +43,7 @@ def write(outputs: Outputs, where: Path) -> list[str]:
 def command(outputs: Outputs, module: str, usage: str | None, arguments: list[str]) -> int:
     """Run a generator's command in the checkout.
 
-    ``arguments`` is empty to write, or ``["--check"]`` to name what is stale; ``module`` is what ``python -m`` runs.
+    ``arguments``: empty to write, or ``["--check"]`` to list stale files; ``module``: the name for ``python -m``.
     Returns the exit status: 0, 1 if ``--check`` found something, 2 with ``usage`` on stderr for other arguments.
     """
     if arguments not in ([], ["--check"]):

@@ -1,4 +1,4 @@
-"""What a monitor may know of a session: the OBSERVED blob (docs/developers/links/shim-link.md, "Observing").
+"""Data of a session for monitors: the OBSERVED blob (docs/developers/links/shim-link.md, "Observing").
 
 Read by the NVML library (``rgpu/client/nvml/agent.cpp``), which makes no session.
 """
@@ -13,7 +13,7 @@ from rgpu.session.errors import Corrupt, VersionMismatch
 from rgpu.session.facts import MAX_DEVICES, SessionFacts
 
 VERSION = 1
-LIVE = 1  #: flag: the session exists; without it these are facts of what a program would get
+LIVE = 1  #: flag: the session exists; without it, the facts are those that a new session would get
 MAX_PROCESSES = 1024
 MAX_TEXT = 79  #: bytes of a driver's release: NVML's buffers have 80
 
@@ -39,12 +39,12 @@ class Observation:
 
     facts: SessionFacts
     live: bool = False
-    release: str = ""  #: of the node's driver, as 580.65.06; empty where nobody knows it
+    release: str = ""  #: release of the node's driver, as 580.65.06; empty where unknown
     used: tuple[int, ...] = ()
     processes: tuple[Process, ...] = ()
 
     def encode(self) -> bytes:
-        """The body of OBSERVED. Raises ValueError for what does not fit its field."""
+        """Encode the body of OBSERVED. Raises ValueError for a value that does not fit its field."""
         facts, release = self.facts.encode(), self.release.encode("ascii", "replace")[:MAX_TEXT]
         if len(self.used) != len(self.facts.devices) or len(self.processes) > MAX_PROCESSES:
             raise ValueError(f"{len(self.used)} figures for {len(self.facts.devices)} devices, "
@@ -59,7 +59,7 @@ class Observation:
 
     @staticmethod
     def decode(data: bytes) -> Observation:
-        """The inverse of :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+        """Invert :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
         if len(data) < _HEAD.size:
             raise Corrupt("an observation is cut off", offset=0, reason="length")
         version, flags, facts, release, devices, processes = _HEAD.unpack_from(data)
@@ -68,12 +68,12 @@ class Observation:
         sizes = _HEAD.size + facts + release + devices * _USED.size + processes * _PROCESS.size
         if flags & ~LIVE or devices > MAX_DEVICES or processes > MAX_PROCESSES or release > MAX_TEXT \
                 or sizes != len(data):
-            raise Corrupt(f"an observation of {len(data)} bytes does not hold what it says", offset=0, reason="counts")
+            raise Corrupt(f"an observation of {len(data)} bytes does not match its header", offset=0, reason="counts")
         known = SessionFacts.decode(data[_HEAD.size:_HEAD.size + facts])
         at = _HEAD.size + facts + release
         rest = at + devices * _USED.size
         found = tuple(Process(*_PROCESS.unpack_from(data, rest + i * _PROCESS.size)) for i in range(processes))
         if devices != len(known.devices) or any(process.device >= devices for process in found):
-            raise Corrupt("an observation speaks of devices that its facts have not", offset=at, reason="device")
+            raise Corrupt("an observation names devices that its facts do not have", offset=at, reason="device")
         return Observation(known, bool(flags & LIVE), data[at - release:at].decode("ascii", "replace"),
                            tuple(_USED.unpack_from(data, at + i * _USED.size)[0] for i in range(devices)), found)

@@ -1,14 +1,14 @@
-"""Text of strangers on its way to a terminal: reasons, names, command lines, logs, errors of others."""
+"""Escaping of untrusted text for a terminal: reasons, names, command lines, logs, errors of other processes."""
 
 from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Return the text with what a terminal would obey, or hide behind, written out: ``\x1b`` for an escape.
+    r"""Return the text with every character that is not printable escaped: ``\x1b`` for an escape.
 
-    That is every character which is not printable: control characters, C1 among them, marks that change the direction
-    of writing, zero-width ones, line and paragraph separators, lone surrogates. ``keep``: control characters that stay,
-    a line feed for text of several lines.
+    These are control characters, C1 among them, marks that change the direction of writing, zero-width ones, line and
+    paragraph separators, lone surrogates. ``keep``: control characters that stay, as a line feed in text of several
+    lines.
     """
     if text.isprintable():
         return text

@@ -1,11 +1,11 @@
-"""Text that kernels printed, on its way to the program: counted, kept until it is delivered. Pure.
+"""Delivery of the text that kernels print to the program: counted, kept until it is delivered. Pure.
 
-The worker's book. Positions are counts of bytes since the session's beginning,
-so that they mean the same to every worker that ever holds the session: what a
-replay prints again is counted again from the checkpoint's count on, and dropped as
-far as the program has had it. Text of blocks that run side by side may come in
-another order in a replay; it is the count that is held (docs/developers/devices.md,
-"Device printf").
+Kept by the worker. Positions are counts of bytes since the session's beginning,
+so they have the same meaning in every worker that ever holds the session: text
+that a replay prints again is counted again from the checkpoint's count on, and
+dropped as far as the program has received it. Text of blocks that run side by
+side may be printed in another order in a replay; only the count is preserved
+(docs/developers/devices.md, "Device printf").
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ class PrintedText:
     """See the module docstring. Not locked: the caller orders its threads.
 
     ``produced``: bytes printed so far. ``delivered``: bytes that the program's
-    side is known to have; more than were produced while a replay catches up.
+    side is known to have; larger than ``produced`` while a replay catches up.
     """
 
     def __init__(self, produced: int = 0, kept: bytes = b"") -> None:
         self.produced = produced
         self.delivered = 0
-        self.discarding = False  #: nobody will be given it: it is counted only
+        self.discarding = False  #: the text is only counted, not delivered
         self._unsent: deque[bytes] = deque([kept] if kept else [])
-        self._sent: deque[bytes] = deque()  #: and not known to be delivered
+        self._sent: deque[bytes] = deque()  #: sent, but not known to be delivered
         self._begin = produced - len(kept)  #: position of the first byte kept
         self._next = self._begin  #: position of the first byte not sent
         self.size = len(kept)  #: bytes kept
 
     @property
     def unsent(self) -> bool:
-        """There is something for :meth:`take`."""
+        """Whether :meth:`take` has text to return."""
         return bool(self._unsent)
 
     def add(self, text: bytes) -> None:
-        """Kernels printed this."""
+        """Add text that kernels printed."""
         begin = self.produced
         self.produced += len(text)
         if self.discarding or self.produced <= self.delivered:
@@ -54,7 +54,7 @@ class PrintedText:
             self.size += len(text)
 
     def take(self, most: int) -> tuple[int, bytes] | None:
-        """What is to be sent next: (position, at most ``most`` bytes). It is kept until it is delivered."""
+        """Return the next text to send: (position, at most ``most`` bytes). It is kept until it is delivered."""
         if not self._unsent:
             return None
         piece = self._unsent.popleft()
@@ -67,7 +67,7 @@ class PrintedText:
         return position, piece
 
     def attach(self, delivered: int | None) -> None:
-        """A connection begins; its side has the first ``delivered`` bytes. None: it takes no text."""
+        """Begin a connection whose other side has the first ``delivered`` bytes. None: it takes no text."""
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
         self._next = self._begin
@@ -78,14 +78,14 @@ class PrintedText:
             self._drop(delivered)
 
     def confirm(self, delivered: int) -> None:
-        """The program's side has so much by now. Raises :class:`Corrupt` for what was not sent."""
+        """Note that the program's side has ``delivered`` bytes. Raises :class:`Corrupt` for more than were sent."""
         if delivered > max(self._next, self.delivered):
             raise Corrupt(f"{delivered} bytes of printed text are confirmed, {self._next} were sent",
                           reason="printed text")
         self._drop(delivered)
 
     def discard(self) -> None:
-        """What comes from now on is counted, not kept; what is kept is forgotten."""
+        """Count further text without keeping it, and drop the text that is kept."""
         self.discarding = True
         self._forget()
 
@@ -112,12 +112,12 @@ class PrintedText:
         self.size = 0
 
     def as_state(self) -> list[Any]:
-        """State for a checkpoint or a move: [produced, the bytes at its end that might not have been delivered]."""
+        """Return the state for a checkpoint or a move: [produced, the last bytes, which might not be delivered]."""
         return [self.produced, b"".join((*self._sent, *self._unsent))]
 
     @staticmethod
     def from_state(state: Any) -> PrintedText:
-        """The inverse of :meth:`as_state`; None (a state of before) is no text. Raises :class:`Corrupt`."""
+        """Invert :meth:`as_state`; None (of an older version) is no text. Raises :class:`Corrupt`."""
         if state is None:
             return PrintedText()
         if not isinstance(state, list | tuple) or len(state) != 2:

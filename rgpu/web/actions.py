@@ -1,4 +1,4 @@
-"""What can be done from a page: one table, from which the questions, the forms and the requests are made."""
+"""The actions of the pages: one table, from which the questions, the forms and the requests are made."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rgpu.web.logins import Job, Login
 from rgpu.web.rendering import size
 
 Values = Mapping[str, str]
-SOON_SECONDS = 1.0  #: that an answer waits for something to be done, so that what is quick is told at once
+SOON_SECONDS = 1.0  #: for which an answer waits for an action, so that the result of a quick one is shown at once
 MODES = ("auto", "copy", "replay")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do. ``fields``: what it needs to be told; ``asks``: the question before it, with those filled in.
+    """One action. ``fields``: its parameters; ``asks``: the question before it, into which these are filled.
 
     ``request(values)``: arguments of the control verb. ``harm``: it ends or empties something.
     """
@@ -41,7 +41,7 @@ class Action:
         return self.asks.format(**{name: printable(values[name]) for name in self.fields})
 
     def read(self, given: Values) -> dict[str, str]:
-        """Return what a form or an address says for it. Raises :class:`UsageError` for what is missing."""
+        """Return its fields from a form or a URL. Raises :class:`UsageError` for missing ones."""
         found = {name: given.get(name, "") for name in self.fields}
         missing = [name for name, value in found.items() if not value]
         if missing:
@@ -84,25 +84,25 @@ ACTIONS = {action.name: action for action in TABLE}
 
 
 def digest(plan: dict[str, Any]) -> str:
-    """Return what stands for the moves of a plan: who approves it approves these, and no others."""
+    """Return a digest of a plan's moves, so that an approval is for these and no others."""
     moves = [[move.get(name) for name in ("session", "from", "to", "device")] for move in plan.get("moves") or []]
     return hashlib.sha256(json.dumps(moves, default=str).encode()).hexdigest()[:32]
 
 
 class Doing:
-    """Carries actions out, beside the pages: what takes long is told by the login's jobs."""
+    """The execution of actions, in the background: the login's jobs show those that take long."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
         self._tasks: set[asyncio.Task[None]] = set()
 
     def permit(self, action: Action, login: Login) -> None:
-        """Raises :class:`NotPermitted` at once for what the pool would refuse this login anyway."""
+        """Raise :class:`NotPermitted` at once for an action that the pool would refuse this login anyway."""
         if action.operator and not login.operator:
             raise NotPermitted(f"{action.title} is for operators: log in with `rgpu web login --operator`")
 
     async def do(self, action: Action, values: Values, login: Login) -> Job:
-        """Begin an action, and return its job: as it came out, where that is told soon. Raises :class:`UsageError`."""
+        """Begin an action, and return its job, with the result if that is there soon. Raises :class:`UsageError`."""
         self.permit(action, login)
         request = action.request(values)
         about = values.get("session") or values.get("host") or "the pool"
@@ -125,7 +125,7 @@ class Doing:
             result = await self._asking.act(login, action.verb, request, far)
         except RgpuError as error:
             job.state, job.said = "failed", error.message
-        except Exception as error:  # noqa: BLE001 - whoever asked is told, and the page goes on
+        except Exception as error:  # noqa: BLE001 - the job shows it, and the page continues
             job.state, job.said = "failed", f"{type(error).__name__}: {error}"
         else:
             job.state, job.said = "done", outcome(action.name, result if isinstance(result, dict) else {})
@@ -139,7 +139,7 @@ def _far(progress: dict[str, Any]) -> str:
 
 
 def outcome(name: str, result: dict[str, Any]) -> str:
-    """Return in words what an action came to."""
+    """Return the result of an action in words."""
     if name == "migrate":
         return (f"{result.get('outcome')}: {result.get('from')} → {result.get('to')}, downtime "
                 f"{_ms(result.get('downtime_ms'))}, {size(result.get('bytes_sent'))} sent, by {result.get('mode')}; "

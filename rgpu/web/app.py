@@ -1,4 +1,4 @@
-"""The application: addresses of pages and forms, who is logged in, and what an error looks like."""
+"""The application: routes of pages and forms, logins, and pages for errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Page = Callable[[Request, Login], Awaitable[Response]]
 STATUS: tuple[tuple[type[RgpuError], int], ...] = (
     (NotPermitted, 403), (AuthenticationFailed, 401), (NotFound, 404), (UsageError, 400), (LimitReached, 429),
     (Refused, 409), (PoolUnavailable, 503))
-#: Tries to log in: so many at once and a second of one address, and of all together.
+#: Attempts to log in, at once and per second: of one address, and of all together.
 LOGINS, ALL_LOGINS = (10.0, 0.2), (100.0, 10.0)
 FORMS = (30.0, 2.0)  #: forms of one login
 GANGS = 10  #: on one page, each with its ranks
@@ -54,14 +54,14 @@ TYPES = {"style.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript
 
 
 class Web:
-    """The pages of one node. ``url``: where browsers find them; ``client``: of the daemon, under the pages' own key."""
+    """The pages of one node. ``url``: where browsers reach them; ``client``: to the daemon, with the pages' key."""
 
     def __init__(self, host: str, url: str, client: AsyncControlClient) -> None:
         self._asking, self._pages, self._names = Asking(client), Pages(host), Names.of(url)
         self._logins, self._figures = Logins(time.monotonic), Figures()
         self._doing = Doing(self._asking)
         self._from_one, self._from_all, self._forms = Rate(*LOGINS), Rate(*ALL_LOGINS), Rate(*FORMS)
-        # Cookies are of a name, whatever the port: two pools on one machine must not end each other's logins.
+        # Cookies belong to a host name, whatever the port: two pools on one machine must not end each other's logins.
         self._cookie = "__Host-rgpu" if self._names.secure else f"rgpu-{url.rpartition(':')[2]}"
         self._files = {name: resources.files("rgpu.web").joinpath("static", name).read_bytes() for name in TYPES}
 
@@ -86,7 +86,7 @@ class Web:
             sampling.cancel()
 
     async def _sample(self) -> None:
-        """Take samples for as long as somebody is logged in, each with a login's own rights."""
+        """Take samples for as long as any user is logged in, each with a login's own rights."""
         while True:
             asked: set[tuple[str, str]] = set()
             for login in self._logins.living():
@@ -98,7 +98,7 @@ class Web:
                     asked.add((login.user, login.role))
             await asyncio.sleep(EVERY_SECONDS)
 
-    # -- who asks, and what goes wrong ------------------------------------------------------
+    # -- logins, and errors of pages --------------------------------------------------------
     def _of_who_is_logged_in(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             login = self._logins.find(request.cookies.get(self._cookie, ""))
@@ -124,7 +124,7 @@ class Web:
 
     def _failed(self, request: Request, login: Login | None, error: RgpuError) -> Response:
         status = next((number for kind, number in STATUS if isinstance(error, kind)), 502)
-        if request.headers.get("hx-request") == "true":  # what is shown stays; above it stands what is wrong with it
+        if request.headers.get("hx-request") == "true":  # the shown content stays; the error is put above it
             return HTMLResponse(self._pages.text("parts/trouble.html", message=error.message), 200,
                                 {"hx-retarget": "#trouble", "hx-reswap": "innerHTML"})
         return self._pages.answer(request, "error.html", login, status, message=error.message, code=error.code)
@@ -138,7 +138,7 @@ class Web:
 
     # -- logging in and out -----------------------------------------------------------------
     async def _login_page(self, request: Request) -> Response:
-        """Show the link's code in a form: that a link is looked at (by a mail program, too) does not use it up."""
+        """Show the link's code in a form, so that opening the link (by a mail program, too) does not use it up."""
         return self._pages.answer(request, "login.html", None, code=request.query_params.get("code", "")[:200],
                                   message="")
 
@@ -266,7 +266,7 @@ class Web:
         return RedirectResponse(_page_of(values), 303)
 
     async def _read(self, request: Request, login: Login) -> dict[str, str]:
-        """A form of these pages. Raises :class:`NotPermitted` without this login's token, :class:`LimitReached`."""
+        """Read a form of a page. Raises :class:`NotPermitted` without this login's token, :class:`LimitReached`."""
         if not self._forms.allows(login.grant, time.monotonic()):
             raise LimitReached("too many forms of this login at once: wait a moment")
         form = await read_form(request)
@@ -276,14 +276,14 @@ class Web:
 
 
 def _page_of(values: dict[str, str]) -> str:
-    """The page on which an action is seen to be done; none that a form could name."""
+    """The page that shows the progress of an action; a form cannot choose another."""
     if "session" in values:
         return link("/session", name=values["session"])
     return "/plan" if "plan" in values else "/"
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form, of a request that the guard let in: it is short. Raises :class:`UsageError`."""
+    """Return the fields of a form; the guard has limited its length. Raises :class:`UsageError`."""
     try:
         return dict(parse_qsl((await request.body()).decode("utf-8"), keep_blank_values=True, max_num_fields=32))
     except ValueError as error:

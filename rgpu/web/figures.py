@@ -1,4 +1,4 @@
-"""Figures of sessions over the last hour: sampled with the rights of who is logged in, in rings of a fixed size."""
+"""Figures of sessions over the last hour: sampled with the rights of the logged-in users, in rings of a fixed size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 EVERY_SECONDS = 10.0
 KEPT = 360  #: samples of a session: an hour
-MOST = 2000  #: sessions; who was seen longest ago makes room
-#: Of a row of `session.list`: what is kept, and whether it counts up (its rate is shown).
+MOST = 2000  #: sessions; the one sampled longest ago is dropped
+#: Fields of a row of `session.list` that are kept, and whether each counts up (its rate is shown).
 FIELDS = {"memory_bytes": False, "gpu_share": False, "calls": True, "journal_bytes": False}
 _NOTHING = float("nan")
 
@@ -22,7 +22,7 @@ class Ring:
         self.values = {name: array("d") for name in FIELDS}
 
     def add(self, when: float, row: dict[str, Any]) -> None:
-        """Add a sample; one that comes too soon after the last is left out."""
+        """Add a sample; one too soon after the last is left out."""
         if self.times and when - self.times[-1] < EVERY_SECONDS / 2:
             return
         if len(self.times) >= KEPT:
@@ -61,7 +61,7 @@ class Figures:
             self._rings.popitem(last=False)
 
     def of(self, row: dict[str, Any]) -> Ring | None:
-        """Return the ring of a session, by a row that its asker was answered with."""
+        """Return the ring of a session, by a row that the caller received."""
         return self._rings.get(_key(row))
 
 

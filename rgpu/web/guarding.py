@@ -1,4 +1,4 @@
-"""What stands before every page: header fields, the host that is asked for, where a form comes from, and how often.
+"""Checks before every page: header fields, the host that is requested, the origin of a form, and rates.
 
 Pure but for :class:`Guarded`, which carries the decisions out around an ASGI application.
 """
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
     "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"))
-#: Of every answer. No script and no style but the files of the package, in no frame, kept by no cache.
+#: Fields of every answer: no scripts and styles except the package's files, no frames, no caches.
 HEADERS = {
     "content-security-policy": POLICY, "x-content-type-options": "nosniff", "x-frame-options": "DENY",
     "referrer-policy": "same-origin",  # no-referrer would make browsers send `Origin: null` with forms
@@ -28,21 +28,21 @@ LONGEST_FORM = 16 * 1024  #: bytes
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Under which names browsers may ask for the page: any other is another site's that leads here (DNS rebinding)."""
+    """Names under which browsers may request the page: another name may be another site's (DNS rebinding)."""
 
     hosts: frozenset[str]
-    origins: frozenset[str]  #: besides the one that was asked: of a proxy that asks under another name
-    secure: bool  #: browsers come by https
+    origins: frozenset[str]  #: besides the requested one: of a proxy that requests under another name
+    secure: bool  #: browsers use https
 
     @staticmethod
     def of(url: str) -> Names:
-        """Return the names of a page that browsers find at ``url``."""
+        """Return the names of a page that browsers reach at ``url``."""
         parts = urlsplit(url)
         hosts = {parts.hostname or "", "localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
         return Names(frozenset(filter(None, hosts)), frozenset({parts.netloc.lower()}), parts.scheme == "https")
 
     def knows(self, host: str) -> bool:
-        """Whether a ``Host`` field names this page. An address does: nobody can make a name of another site of it."""
+        """Whether a ``Host`` field names this page. An IP address does: it cannot be the name of another site."""
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
@@ -71,7 +71,7 @@ class _Bucket:
 
 
 class Rate:
-    """So many at once and so many a second of each key, for the keys that came lately. Time is given, in s."""
+    """A limit for each key: ``burst`` at once, ``rate`` a second, for the ``most`` latest keys. Time is given, in s."""
 
     def __init__(self, burst: float, rate: float, most: int = 4096) -> None:
         self._burst, self._rate, self._most = burst, rate, most
@@ -91,13 +91,13 @@ class Rate:
         return True
 
     def give_back(self, key: str) -> None:
-        """Take back one that :meth:`allows` counted: it does not matter how often what is right is done."""
+        """Undo one count of :meth:`allows`: successful attempts are not limited."""
         if key in self._known:
             self._known[key].tokens += 1
 
 
 def refusal(method: str, headers: dict[str, str], names: Names) -> tuple[int, str] | None:
-    """Status and sentence with which a request is refused before any page sees it; None for one that is not."""
+    """Return the status and sentence with which a request is refused before any page gets it; None: it is accepted."""
     host = headers.get("host", "")
     if not names.knows(host):
         return 421, "this page is not served under that name: --web-url says under which"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-MOST = 1024  #: logins at once; the oldest makes room
-KEPT_JOBS = 12  #: things that were done by one login and are still shown
+MOST = 1024  #: logins at once; the oldest is dropped for another
+KEPT_JOBS = 12  #: newest jobs of one login that are shown
 
 
 @dataclass(slots=True)
 class Job:
-    """Something that a login asked for. ``state``: running, done or failed; ``said``: how it is, or came out."""
+    """An action of a login. ``state``: running, done or failed; ``said``: its progress, or result."""
 
     number: int
     title: str
@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(slots=True)
 class Login:
-    """One browser's session. ``until``: when it is over, in s of a monotonic clock. ``csrf``: stands in each form."""
+    """One browser's session. ``until``: when it expires, in s of a monotonic clock. ``csrf``: token in each form."""
 
     grant: str = field(repr=False)
     role: str
@@ -62,7 +62,7 @@ class Logins:
         self._known: dict[str, Login] = {}
 
     def add(self, answer: dict[str, Any]) -> tuple[str, Login]:
-        """Return (cookie, login) for what the daemon answered to a code."""
+        """Return (cookie, login) from the daemon's answer to a code."""
         cookie = secrets.token_urlsafe(32)
         login = Login(str(answer["grant"]), str(answer["role"]), str(answer["user"]), str(answer["name"]),
                       self._clock() + float(answer["seconds"]))
@@ -72,7 +72,7 @@ class Logins:
         return cookie, login
 
     def find(self, cookie: str) -> Login | None:
-        """Return whose cookie it is, if that login still holds."""
+        """Return the login of a cookie, if it is still valid."""
         login = self._known.get(_digest(cookie))
         if login is not None and login.until <= self._clock():
             self.end(cookie)
@@ -80,11 +80,11 @@ class Logins:
         return login
 
     def end(self, cookie: str) -> Login | None:
-        """Forget a login, and return it."""
+        """Delete a login, and return it."""
         return self._known.pop(_digest(cookie), None)
 
     def living(self) -> list[Login]:
-        """Return the logins that hold; those that are over are forgotten."""
+        """Return the valid logins; expired ones are deleted."""
         now = self._clock()
         self._known = {key: login for key, login in self._known.items() if login.until > now}
         return list(self._known.values())

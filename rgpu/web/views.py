@@ -1,4 +1,4 @@
-"""What pages show, from what the pool answers. Pure."""
+"""The content of pages, from the pool's answers. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Row = dict[str, Any]
 PER_PAGE = 50
-#: How far a move is, in the order of things; those of a replay only where it goes by one.
+#: The phases of a move, in order; those of a replay only in a move by replay.
 PHASES = ("preparing", "copying", "chosen", "cut", "replaying", "stopped", "ready", "committed")
 OF_REPLAY = ("cut", "replaying")
 
@@ -24,7 +24,7 @@ class Piece:
 
 
 def piece(rows: Sequence[Row], number: str, per_page: int = PER_PAGE) -> Piece:
-    """Return the page of that number, or the nearest one that there is."""
+    """Return the page of that number, or the nearest existing one."""
     pages = max(1, -(-len(rows) // per_page))
     wanted = int(number) if number.isdigit() and len(number) < 9 else 1
     at = min(max(1, wanted), pages)
@@ -40,7 +40,7 @@ def shares(device: Row) -> dict[str, float]:
 
 
 def steps(move: Row | None, progress: Row) -> list[tuple[str, str]]:
-    """Return (phase, ``done``, ``now`` or ``later``) of a move as far as it is; nothing of none."""
+    """Return (phase, ``done``, ``now`` or ``later``) for each phase of a move; empty without a move."""
     if not move:
         return []
     state = str(move.get("state") or "preparing")
@@ -54,7 +54,7 @@ def steps(move: Row | None, progress: Row) -> list[tuple[str, str]]:
 
 
 def moves(status: Row, owners: Mapping[str, Any]) -> list[Row]:
-    """Return the moves under way, as `pool.status` tells them, with their share that is done where that is known."""
+    """Return the moves in progress of `pool.status`, with the share that is done where it is known."""
     found = []
     for name, move in sorted((status.get("moves") or {}).items()):
         total = int(move.get("pages_total") or 0)

@@ -1,12 +1,12 @@
-"""What a checkpoint store needs of the place it lies in, and the place that is a directory.
+"""Interface of the places where a checkpoint store lies, and its implementation for a directory.
 
-A *blob* is a named, immutable sequence of bytes. Two properties carry the
-whole store: a blob appears under its name whole, durable, or not at all; and
-what was put is seen by every reader and every listing that begins afterwards
-(file systems with close-to-open consistency and S3 since 2020 have it).
+A *blob* is a named, immutable sequence of bytes. The store relies on two
+properties: a blob appears under its name whole and durable, or not at all; and
+a blob that was put is visible to every reader and every listing that begins
+afterwards (file systems with close-to-open consistency and S3 since 2020 have this).
 
-Names are relative paths with ``/``. Every failure is a :class:`StoreError` of
-the class that says how.
+Names are relative paths with ``/``. Every failure is a :class:`StoreError`, of
+the subclass for its kind.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Sink(Protocol):
         """Append; returns the offset at which ``data`` begins. ``data`` may be changed afterwards."""
 
     def commit(self) -> None:
-        """The blob exists from here on. On failure nothing of it stays."""
+        """Make the blob exist. On failure nothing of it stays."""
 
     def discard(self) -> None:
-        """Forget it; never raises."""
+        """Discard the blob; never raises."""
 
 
 class Blobs(Protocol):
@@ -58,35 +58,40 @@ class Blobs(Protocol):
     pack_limit: int  #: bytes after which a pack of this store is ended
 
     def where(self, name: str) -> str:
-        """The blob's place, for messages."""
+        """Return the blob's place, for messages."""
 
     def read(self, name: str, limit: int = MAX_BLOB) -> bytes:
-        """The first ``limit`` bytes. Raises :class:`StoreMissing`."""
+        """Read the first ``limit`` bytes. Raises :class:`StoreMissing`."""
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
-        """Fewer bytes only at the blob's end. Raises :class:`StoreMissing`."""
+        """Read ``length`` bytes from ``offset`` on; fewer only at the blob's end. Raises :class:`StoreMissing`."""
 
     def size(self, name: str) -> int | None:
-        """Bytes; None if there is no such blob."""
+        """Return the blob's size in bytes; None if there is no such blob."""
 
     def ls(self, prefix: str) -> list[Found]:
-        """Every blob whose name begins with ``prefix`` (which ends with a slash)."""
+        """List every blob whose name begins with ``prefix`` (which ends with a slash)."""
 
     def put(self, name: str, *data: bytes, new: bool = False) -> None:
-        """Write whole: pieces, one behind the other. ``new``: raises :class:`AlreadyExists` rather than replace."""
+        """Write a blob as a whole: pieces, one behind the other. ``new``: raises :class:`AlreadyExists` rather than
+        replace.
+        """
 
     def create(self, name: str) -> Sink:
         """Open a new blob for writing in pieces; it exists once :meth:`Sink.commit` returns."""
 
     def delete(self, name: str) -> None:
-        """One that is not there is no error."""
+        """Delete a blob. A missing blob is no error."""
 
     def leftovers(self, prefix: str) -> list[Found]:
-        """What broken writers left behind that is no blob: named as it is deleted."""
+        """List what dead writers left that is no blob; each entry has the name by which it is deleted."""
 
 
 def read_from(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill ``buffers`` (at most 1,024) from ``offset`` of a file on; the bytes, fewer at its end. Raises OSError."""
+    """Fill ``buffers`` (at most 1,024) from ``offset`` of a file on; returns the number of bytes, fewer at its end.
+
+    Raises OSError.
+    """
     got, left = 0, list(buffers)
     while left and (more := os.preadv(descriptor, left, offset + got)):
         got += more
@@ -98,9 +103,9 @@ def read_from(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> in
 
 
 def read_into(blobs: Blobs, name: str, offset: int, *buffers: memoryview) -> None:
-    """Fill ``buffers``, one after the other, with what the blob has from ``offset`` on: at most 1,024 of them.
+    """Fill ``buffers`` (at most 1,024), one after the other, with the blob's bytes from ``offset`` on.
 
-    Raises :class:`Corrupt` if that is less.
+    Raises :class:`Corrupt` if the blob ends before.
     """
     wanted = sum(map(len, buffers))
     direct = getattr(blobs, "read_into", None)
@@ -119,14 +124,14 @@ def read_into(blobs: Blobs, name: str, offset: int, *buffers: memoryview) -> Non
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one. Raises :class:`StoreError`: a name that leaves the store is never followed."""
+    """Return the name if it is valid. Raises :class:`StoreError`, also for a name that leaves the store."""
     if not _NAME.fullmatch(name) or any(part in (".", "..") for part in name.split("/")):
         raise StoreError(f"{name!r} is no name of a blob", reason="name")
     return name
 
 
 def now(blobs: Blobs, prefix: str) -> float:
-    """The time by the store's clock, s: what a blob that is written now is dated."""
+    """Return the time by the store's clock, s: the date of a blob that is written now."""
     name = f"{prefix}now-{secrets.token_hex(8)}"
     blobs.put(name, b"")
     try:
@@ -156,7 +161,7 @@ class Gathered:
         self._blobs.put(self._name, data)
 
     def discard(self) -> None:
-        """Forget what was written; no blob is made."""
+        """Discard the data; no blob is made."""
         self._data = bytearray()
 
 
@@ -193,7 +198,7 @@ class DirectoryBlobs:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill ``buffers`` from ``offset`` on, without a copy of its own; returns the bytes, fewer at the end."""
+        """Fill ``buffers`` from ``offset`` on, without another copy; returns the bytes, fewer at the end."""
         path = self._path(name)
         with failing_as("cannot read", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -203,7 +208,7 @@ class DirectoryBlobs:
                 os.close(descriptor)
 
     def open_file(self, name: str) -> int:
-        """A descriptor for reading, of files alone; the caller closes it."""
+        """Return a descriptor for reading, which the caller closes. Only places whose blobs are files have it."""
         path = self._path(name)
         with failing_as("cannot read", path):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -268,7 +273,7 @@ class DirectoryBlobs:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[bool]:
-        """Whether no writer of the previous version is at work (it held a lock on the file ``lock``)."""
+        """Yield whether no writer of the previous version is at work (it held a lock on the file ``lock``)."""
         path = self.root / "lock"
         if not path.exists():
             yield True

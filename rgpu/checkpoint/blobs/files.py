@@ -1,7 +1,7 @@
 """Durable files in a directory: write aside, flush, rename, flush the directory.
 
-Every OSError becomes a :class:`StoreError` that says what was being done; a
-full disk says so.
+Every OSError becomes a :class:`StoreError` whose message contains the operation;
+a full disk is reported as such.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from rgpu.session.errors import StoreDenied, StoreError, StoreFull, StoreMissing, StoreUnreachable
 
 TEMPORARY = ".tmp"
-DIRECT = 256 << 10  #: bytes from which on they are written from where they lie
+DIRECT = 256 << 10  #: bytes from which on data is written without being copied to the buffer
 _CLASSES: dict[int, type[StoreError]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), StoreFull),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), StoreDenied),
@@ -27,7 +27,7 @@ _CLASSES: dict[int, type[StoreError]] = {
 
 @contextlib.contextmanager
 def failing_as(what: str, path: Path) -> Iterator[None]:
-    """Turn OSError into :class:`StoreError`, of the class that says what is wrong."""
+    """Turn OSError into :class:`StoreError`, of the subclass for its kind. ``what``: the operation, for the message."""
     try:
         yield
     except OSError as error:
@@ -46,9 +46,9 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, stop: Path) -> None:
-    """Make ``path`` and what is missing above it, each of mode 0700 and durable before anything lies in it.
+    """Make ``path`` and its missing parents, each of mode 0700 and durable before a file is made in it.
 
-    ``stop``: an ancestor; what is above it is made if need be, but not flushed.
+    ``stop``: an ancestor; directories above it are made if need be, but not flushed.
     """
     if path.is_dir():
         return
@@ -108,7 +108,7 @@ class NewFile:
                 os.fsync(self._descriptor)
                 os.close(self._descriptor)
                 self._descriptor = -1
-                if new:  # a link never replaces; the second name goes at once
+                if new:  # a link never replaces; the second name is removed at once
                     os.link(self.temporary, self.path)
                     os.unlink(self.temporary)
                 else:
@@ -119,7 +119,7 @@ class NewFile:
             raise
 
     def discard(self) -> None:
-        """Forget the file; never raises."""
+        """Remove the unfinished file; never raises."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)

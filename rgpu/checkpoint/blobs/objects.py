@@ -1,9 +1,9 @@
 """Blobs in S3-compatible object storage, through obstore.
 
 A pack is gathered in memory (:attr:`ObjectBlobs.pack_limit`) and put by one
-request, which makes it appear whole or not at all: no half upload is ever left
-behind to be found and removed. Conditional puts (``If-None-Match: *``) make a
-manifest new or refuse it.
+request, which makes it appear whole or not at all: no partial upload is ever
+left to be found and removed. A conditional put (``If-None-Match: *``) fails if
+the manifest exists already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rgpu.session.errors import (
     StoreUnreachable,
 )
 
-#: What the service's error codes mean (in the text of the error; obstore has classes for some only).
+#: The service's error codes by meaning (found in the text of the error; obstore has classes for some only).
 _DENIED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
            "403 Forbidden", "401 Unauthorized", "RequestTimeTooSkewed")
 _FULL = ("QuotaExceeded", "EntityTooLarge", "507 ", "InsufficientStorage", "XMinioStorageFull")
@@ -62,7 +62,7 @@ def _classify(error: Exception) -> tuple[type[StoreError], str]:
 
 
 class ObjectBlobs:
-    """See the module docstring. ``prefix``: what stands before every name in the bucket."""
+    """See the module docstring. ``prefix``: precedes every name in the bucket; ``patience``: seconds for retries."""
 
     pack_limit = 32 << 20
 

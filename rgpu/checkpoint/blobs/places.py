@@ -1,6 +1,6 @@
-"""Where a store lies: ``DIR``, or ``s3://BUCKET/PREFIX?endpoint=URL&region=NAME``.
+"""Addresses of stores: ``DIR``, or ``s3://BUCKET/PREFIX?endpoint=URL&region=NAME``.
 
-Credentials never stand in the address. They come from a file of mode 0600
+The address never contains credentials. They are read from a file of mode 0600
 (JSON: ``access_key_id``, ``secret_access_key``, ``session_token``) or from the
 environment (``AWS_ACCESS_KEY_ID`` …), and only the node daemon reads them: its
 workers are started without these variables (:func:`without_credentials`).
@@ -59,7 +59,7 @@ class Place:
 
 
 def parse(address: str) -> Place:
-    """Raises :class:`UsageError`."""
+    """Parse a store's address. Raises :class:`UsageError`."""
     if "://" not in address:
         if not address.strip():
             raise UsageError("a store needs an address: a directory or s3://BUCKET/PREFIX")
@@ -103,13 +103,15 @@ def credentials(file: Path | None, environ: Mapping[str, str]) -> Credentials:
 
 
 def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that must not reach the store by itself."""
+    """Return the environment for a process that must not have access to the store by itself."""
     return {name: value for name, value in environ.items()
             if not name.startswith("AWS_") and name != "RGPU_STORE_CREDENTIALS"}
 
 
 def connect(place: Place, granted: Credentials | None = None) -> Blobs:
-    """The blobs there. Raises :class:`StoreError`, :class:`StoreDenied` without credentials for an object store."""
+    """Open the blobs at a place. Raises :class:`StoreError`; :class:`StoreDenied` for an object store without
+    credentials.
+    """
     if place.is_directory:
         return DirectoryBlobs(place.path)
     return _objects(place, granted or Credentials())

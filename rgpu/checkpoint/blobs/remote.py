@@ -1,4 +1,4 @@
-"""Blobs through another process: a worker has no credentials, the node daemon does its reads and writes for it.
+"""Blobs through another process: a worker has no credentials, so the node daemon reads and writes for it.
 
 One request and one answer at a time on each of a few Unix socket pairs. Both:
 u32 length of a msgpack map, u64 length of the data, the map, the data. The
@@ -37,7 +37,7 @@ def _send(sock: socket.socket, values: dict[str, Any], data: Any = b"") -> None:
 
 
 def _receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """Raises OSError at the end of the connection or for lengths that cannot be, DecodeError."""
+    """Receive one message. Raises OSError at the end of the connection or for impossible lengths, DecodeError."""
     length, size = _HEAD.unpack(_exactly(sock, _HEAD.size))
     if length > _MAX_MAP or size > MAX_BLOB:
         raise OSError("a message of the store's connection is too long")
@@ -59,7 +59,7 @@ def _exactly(sock: socket.socket, length: int) -> bytes:
 
 
 class RemoteBlobs:
-    """The worker's side. ``descriptors``: its ends of the socket pairs, owned from here on."""
+    """Worker's side. ``descriptors``: its ends of the socket pairs, which this object closes."""
 
     def __init__(self, descriptors: Sequence[int], pack_limit: int, shown: str) -> None:
         self.pack_limit, self._shown = pack_limit, shown
@@ -77,7 +77,8 @@ class RemoteBlobs:
             _send(sock, {"do": what, "name": name, **values}, data)
             answer, found = _receive(sock)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreUnreachable(f"cannot reach {self.where(name)}: the node daemon is gone ({error})") from error
+            raise StoreUnreachable(f"cannot reach {self.where(name)}: the connection to the node daemon has ended "
+                                   f"({error})") from error
         finally:
             self._free.put(sock)
         if "error" in answer:
@@ -116,7 +117,7 @@ class RemoteBlobs:
 
 
 class BlobService:
-    """The daemon's side: serves one worker until it closes its ends, or :meth:`close`.
+    """Daemon's side: serves one worker until it closes its ends, or until :meth:`close`.
 
     ``writable``: the prefix below which it may write; ``readable``: further ones to read.
     """
@@ -132,7 +133,7 @@ class BlobService:
             threading.Thread(target=self._serve, args=(sock,), name="store", daemon=True).start()
 
     def close(self) -> None:
-        """Shut the worker's sockets: its access ends, and the serving threads with it."""
+        """Shut the worker's sockets: its access and the serving threads end."""
         for sock in self._ours:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -146,7 +147,7 @@ class BlobService:
                         answer, found = self._answer(values, data)
                     except RgpuError as error:
                         answer, found = {"error": error.as_dict()}, b""
-                    except Exception as error:  # noqa: BLE001 - the worker must hear of it
+                    except Exception as error:  # noqa: BLE001 - the worker must receive it
                         log.exception("a request to the store failed")
                         answer, found = {"error": RgpuError(f"the store failed: {error}").as_dict()}, b""
                     _send(sock, answer, found)

@@ -1,1 +1,1 @@
-"""Pages to chunks and back: format, compression, and the processes that encode and fill frames. It knows no store."""
+"""Pages to chunks and back: format, compression, and the processes that encode and fill frames. It imports no store."""

@@ -4,8 +4,8 @@ A chunk is a page (1 to 65,536 bytes) behind a 64-byte header, named by the
 keyed BLAKE3 of its *raw* bytes. A pack is a 32-byte header, chunks, and a
 64-byte end with its length and its keyed hash (packs of version 1 have no end).
 All-zero pages have no chunk. Every byte is covered: headers and stored bytes by
-CRCs (LZ4 has several spellings of one content), the contents by the name,
-paddings by being zero, the whole by the hash at its end.
+CRCs (LZ4 has several encodings of one content), the contents by the name,
+padding by being zero, the whole pack by the hash at its end.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _CHUNK = struct.Struct("<IHHII32sI8sI")  # magic, version, codec, raw, stored, n
 CHUNK_HEADER = _CHUNK.size
 
 _SAMPLE = 4096
-#: Compression is tried when it takes this share off a sample, and kept when it takes it off the whole.
+#: Compression is tried when a sample shrinks to less than this share, and kept when the whole page does.
 _PAYS = 0.90
 
 assert PACK_HEADER == 32 and CHUNK_HEADER == 64 and PACK_END == 64
 
 
 def chunk_name(raw: Any, key: bytes) -> bytes:
-    """32 bytes: the cryptographic identity of a chunk's content under ``key``."""
+    """Return the 32-byte name of a chunk's content: its BLAKE3 under ``key``."""
     return blake3(raw, key=key).digest()
 
 
@@ -57,7 +57,7 @@ def padded(length: int) -> int:
 
 
 def worth_compressing(raw: Any) -> bool:
-    """Whether LZ4 pays on a sample: three pieces of the page, so that one odd corner does not decide."""
+    """Whether LZ4 pays on a sample: three pieces of the page, so that one untypical part does not decide."""
     view = memoryview(raw)
     if len(view) <= _SAMPLE:
         sample = bytes(view)
@@ -69,7 +69,7 @@ def worth_compressing(raw: Any) -> bool:
 
 
 def encode(raw: bytes, name: bytes) -> bytes:
-    """Header, stored bytes and padding of one chunk; 1 to 65,536 raw bytes."""
+    """Return header, stored bytes and padding of one chunk. ``raw``: 1 to 65,536 bytes. Raises ValueError."""
     if not 0 < len(raw) <= PAGE:
         raise ValueError(f"a chunk holds 1 to {PAGE} bytes, not {len(raw)}")
     codec, stored = RAW, raw
@@ -83,7 +83,7 @@ def encode(raw: bytes, name: bytes) -> bytes:
 
 
 def raw_headers(names: np.ndarray[Any, Any], crcs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """(n, 64) uint8: the headers of whole pages stored raw. ``names``: (n, 32); ``crcs``: of the pages."""
+    """Return (n, 64) uint8: the headers of whole pages stored raw. ``names``: (n, 32); ``crcs``: (n,), of the pages."""
     headers = np.zeros((len(names), CHUNK_HEADER), np.uint8)
     headers[:, :16] = raw_start()
     headers[:, 16:48] = names
@@ -96,13 +96,13 @@ def raw_headers(names: np.ndarray[Any, Any], crcs: np.ndarray[Any, Any]) -> np.n
 
 @lru_cache(maxsize=1)
 def raw_start() -> np.ndarray[Any, Any]:
-    """The first 16 bytes of such a header: what stands before the name."""
+    """Return the first 16 bytes of the header of a page stored raw: the fields before the name."""
     start = _CHUNK.pack(CHUNK_MAGIC, VERSION, RAW, PAGE, PAGE, bytes(NAME_SIZE), 0, bytes(8), 0)[:16]
     return np.frombuffer(start, np.uint8)
 
 
 def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:
-    """(codec, raw length, stored length, name, CRC of the stored bytes). Raises Corrupt, VersionMismatch."""
+    """Return (codec, raw length, stored length, name, CRC of the stored bytes). Raises Corrupt, VersionMismatch."""
 
     def bad(at: int, reason: str) -> Corrupt:
         return Corrupt(f"chunk at offset {offset + at}: {reason}", offset=offset + at, reason=reason)
@@ -115,7 +115,7 @@ def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:
     if zlib.crc32(header[:-4]) != crc:
         raise bad(60, "header checksum")
     if version != VERSION:
-        raise VersionMismatch(f"chunk at offset {offset}: version {version}, this reader knows {VERSION}",
+        raise VersionMismatch(f"chunk at offset {offset}: version {version}, this reader supports {VERSION}",
                               offset=offset, found=version, known=VERSION)
     if codec not in (RAW, LZ4) or zeros != bytes(8):
         raise bad(6, f"codec {codec}")
@@ -125,7 +125,7 @@ def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:
 
 
 def decode(data: Any, key: bytes, offset: int) -> tuple[bytes, bytes]:
-    """(name, raw bytes) of a whole chunk with its padding. Raises :class:`Corrupt`."""
+    """Return (name, raw bytes) of a whole chunk with its padding. Raises :class:`Corrupt`."""
     view = memoryview(data)
     codec, raw_length, stored_length, name, stored_crc = read_header(bytes(view[:CHUNK_HEADER]), offset)
     at = offset + CHUNK_HEADER
@@ -149,9 +149,9 @@ def decode(data: Any, key: bytes, offset: int) -> tuple[bytes, bytes]:
 
 
 def unpack_page(data: memoryview, name: bytes) -> bytes:
-    """The page of a compressed chunk of this name, its content not checked; empty: :func:`decode` says why.
+    """Return the page of a compressed chunk of this name, its content not checked; empty if the chunk is damaged.
 
-    Does with one short call what :func:`decode` does with six, each of which gives up the interpreter's lock.
+    :func:`decode` raises the reason. One short call here replaces six there, each of which releases the GIL.
     """
     magic, version, codec, raw, stored, named, _, _, _ = _CHUNK.unpack_from(data)
     if (magic, version, codec, raw, named) != (CHUNK_MAGIC, VERSION, LZ4, PAGE, name) or \
@@ -165,34 +165,36 @@ def unpack_page(data: memoryview, name: bytes) -> bytes:
 
 
 def pack_header(pack_name: str) -> bytes:
-    """The first 32 bytes of the pack ``pack_name`` (at least 24 hexadecimal digits)."""
+    """Return the first 32 bytes of the pack ``pack_name`` (at least 24 hexadecimal digits)."""
     body = _PACK.pack(PACK_MAGIC, PACK_VERSION, 0, bytes.fromhex(pack_name)[:12], 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def check_pack_header(header: bytes, pack_name: str) -> int:
-    """The pack's version, 1 or 2. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+    """Check a pack's header; return the pack's version, 1 or 2. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(header) != PACK_HEADER:
         raise Corrupt(f"pack {pack_name}: cut short in its header", offset=len(header), reason="cut short")
     magic, version, zero, name, crc = _PACK.unpack(header)
     if magic != PACK_MAGIC or zlib.crc32(header[:-4]) != crc:
         raise Corrupt(f"pack {pack_name}: header checksum or magic", offset=0, reason="pack header")
     if not 1 <= version <= PACK_VERSION:
-        raise VersionMismatch(f"pack {pack_name}: version {version}, this reader knows {PACK_VERSION}", found=version,
-                              known=PACK_VERSION)
+        raise VersionMismatch(f"pack {pack_name}: version {version}, this reader supports {PACK_VERSION}",
+                              found=version, known=PACK_VERSION)
     if zero or name != bytes.fromhex(pack_name)[:12]:
         raise Corrupt(f"pack {pack_name}: holds the header of another pack", offset=16, reason="pack name")
     return int(version)
 
 
 def pack_end(chunks: int, before: int, digest: bytes) -> bytes:
-    """The last 64 bytes of a pack: ``before`` bytes stand before them, ``digest`` is their keyed BLAKE3."""
+    """Return the last 64 bytes of a pack. ``before``: the number of bytes before them; ``digest``: keyed BLAKE3 of
+    those.
+    """
     body = _END.pack(END_MAGIC, PACK_VERSION, chunks, before, digest, 0, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def check_pack_end(end: bytes, before: int, digest: bytes, pack_name: str) -> int:
-    """How many chunks the pack holds. Raises :class:`Corrupt`."""
+    """Check a pack's end; return how many chunks the pack holds. Raises :class:`Corrupt`."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(f"pack {pack_name}: its end: {reason}", offset=before, reason=reason)

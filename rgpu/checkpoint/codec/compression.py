@@ -1,8 +1,9 @@
-"""Whether compressing pages pays: one decision from three measured speeds, with its reason. Pure.
+"""Whether compressing pages pays: one decision from three measured values, with its reason. Pure.
 
 A lane of a page stream handles a page in two steps: compress it (or not), then
-carry it (seal, send, wait for room). With b bytes, a compressor of speed c that
-leaves the share r, and a lane that carries v bytes a second, a page costs
+carry it (seal, send, wait for buffer space). With b bytes, a compressor of
+speed c that leaves the share r, and a lane that carries v bytes a second, a page
+costs
 
     raw:         b / v
     compressed:  b / c + r · b / v
@@ -15,17 +16,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What compressing must save before it is begun; and given up again only when it costs: the choice does not flicker.
+#: Share of the time that compressing must save before it is begun. It is ended only when it costs time: hysteresis.
 GAIN = 0.10
-WORTHLESS = 0.95  #: a share from which on pages count as incompressible
+WORTHLESS = 0.95  #: the compressed share from which on pages count as incompressible
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a sample of pages showed."""
+    """Measurement of a sample of pages."""
 
-    share: float  #: compressed bytes for each byte
-    speed: float  #: bytes a second that one thread compresses
+    share: float  #: compressed bytes for each raw byte
+    speed: float  #: raw bytes that one thread compresses in a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class Decision:
 
 
 def decide(probe: Probe | None, carried: float | None, compressing: bool = False) -> Decision:
-    """``carried``: bytes a second that the lane carries now, None while unknown; ``compressing``: what it does now."""
+    """Decide whether a lane compresses. ``carried``: bytes a second that the lane carries now, None while unknown;
+    ``compressing``: whether it compresses now.
+    """
     if probe is None or not carried or carried <= 0 or probe.speed <= 0:
         return Decision(False, "raw: the link's speed or the pages' nature is not known yet")
     if probe.share >= WORTHLESS:
@@ -58,7 +61,7 @@ class Smoothed:
         self.value: float | None = None
 
     def add(self, amount: float, seconds: float) -> None:
-        """``amount`` of something took ``seconds``; measurements without duration say nothing."""
+        """Add a measurement: ``amount`` took ``seconds``. It is ignored if either is not positive."""
         if seconds > 0 and amount > 0:
             now = amount / seconds
             self.value = now if self.value is None else self.value + self.WEIGHT * (now - self.value)

@@ -1,24 +1,26 @@
-"""A process that encodes and fills frames of another one (:mod:`.encoding`, :mod:`.filling`); see :mod:`.encoders`.
+"""A process that encodes and fills the frames of another process (:mod:`.encoding`, :mod:`.filling`).
+
+:mod:`.encoders` starts it.
 
     python -m rgpu.checkpoint.codec.encoder NICE FD FD …
 
-One process for each socket. It knows pages, keys, the packs that it is handed,
-and nothing else: no store, no session, no device. Messages over a socket, all
-integers little-endian:
+One process for each socket. It receives pages, keys and the packs that it is
+handed, and nothing else: no store, no session, no device. Messages over a
+socket, all integers little-endian:
 
 ======== ==========================================================================
 request  op u8, 3 zero bytes, frame u32, pages u32, bytes of the frame u32, then
          for ENCODE the hash key (32), the name key (32), pages × hash (16); for
          FILL the name key (32), pages × filling.WANTED (48), whose packs are slots;
-         the frame's descriptor comes with the first of these that has its number.
-         OPEN: frame is a slot, the descriptor is the pack that is there from now on
+         the first ENCODE or FILL with a frame's number carries its descriptor.
+         OPEN: frame is a slot, the descriptor is the pack in that slot from now on
 answer   status u8, 3 zero bytes, number u32: OK to ENCODE with pages × (name 32,
          length u64), to FILL with pages × (1: the row holds its page, 0);
          CHANGED with the row; FAILED with so many bytes of text
 ======== ==========================================================================
 
-OPEN and FORGET (lets go of every frame and pack) have no answer. A socket that
-ends, ends the process.
+OPEN and FORGET (unmap every frame, close every pack) have no answer. The
+process ends when its socket is closed.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ KEY, HASH = 32, 16
 
 
 class Ended(Exception):
-    """The other side is gone."""
+    """The other side closed the connection."""
 
 
 def receive(link: socket.socket, count: int) -> bytearray:
-    """Exactly so many bytes. Raises :class:`Ended`."""
+    """Receive exactly ``count`` bytes. Raises :class:`Ended`."""
     data = bytearray(count)
     view, at = memoryview(data), 0
     while at < count:
@@ -63,14 +65,14 @@ def receive(link: socket.socket, count: int) -> bytearray:
 
 
 class Server:
-    """What one process has in hand."""
+    """State of one process: the frames that it has mapped, the packs that it has open."""
 
     def __init__(self) -> None:
         self._frames: dict[int, mmap.mmap] = {}
         self._packs: dict[int, int] = {}
 
     def serve(self, link: socket.socket) -> None:
-        """Until the socket ends."""
+        """Serve requests until the socket is closed."""
         while True:
             head, files, _, _ = socket.recv_fds(link, REQUEST.size, 1)
             if not head:
@@ -103,7 +105,7 @@ class Server:
             found = encoding.encode(rows, hashes, keys[:KEY], keys[KEY:])
         except encoding.PageChanged as changed:
             return ANSWER.pack(CHANGED, changed.row)
-        except Exception as error:  # told to who asked: the process goes on
+        except Exception as error:  # reported to the caller: the process goes on
             return _failed(error)
         return ANSWER.pack(OK, len(rows)) + found.names.tobytes() + found.lengths.astype("<u8").tobytes()
 
@@ -117,7 +119,7 @@ class Server:
         return ANSWER.pack(OK, len(rows)) + right.astype(np.uint8).tobytes()
 
     def _read(self, pack: int, offset: int, buffers: list[memoryview]) -> None:
-        """What cannot be read is not there: who asked will meet the same, and say so."""
+        """Read from a pack; errors are ignored here, since the caller will meet and report the same error."""
         with contextlib.suppress(OSError):
             read_from(self._packs[pack], offset, buffers)
 
@@ -129,11 +131,11 @@ def _failed(error: Exception) -> bytes:
 
 def main(nice: int, fds: list[int]) -> None:
     """Run an encoding process: serve requests on the sockets ``fds`` at niceness ``nice`` until they close."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that sends the requests
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(nice)
-    encoding.prepare()  # once for all of them
+    encoding.prepare()  # once, before the forks
     mine = fds[0]
     for fd in fds[1:]:
         if os.fork() == 0:

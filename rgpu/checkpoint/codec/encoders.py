@@ -1,13 +1,13 @@
-"""Processes that encode and fill frames, beside the one whose session is being stored or restored.
+"""Processes that encode and fill frames for a worker whose session is being stored or restored.
 
-The threads that name and compress pages are short of nothing but the
-interpreter: beside six of them, the thread that applies the session's calls gets
-0.29 of its messages done, beside processes that store as much, 0.74
-(docs/benchmarks.md, "Checkpoints and recoveries"). Sixteen threads that unpack and name
-the pages of a restore wait for it, too. So on machines with enough processors they
-are processes, which share nothing with the worker but the frames' memory.
+Threads that name and compress pages compete for the GIL: beside six of them, the
+thread that applies the session's calls gets 0.29 of its messages done, beside
+processes that store as much, 0.74 (docs/benchmarks.md, "Checkpoints and recoveries").
+Sixteen threads that unpack and name the pages of a restore wait for the GIL, too. So
+on machines with enough processors this is done by processes, which share only the
+frames' memory with the worker.
 
-A process that dies takes the checkpoint with it, no more: the next one starts others.
+If a process ends early, the checkpoint fails, and the next one starts new processes.
 A restore goes on with threads.
 """
 
@@ -38,49 +38,54 @@ log = structlog.get_logger(__name__)
 
 MOST = 8
 MOST_RESTORING = 32
-NICE = 5  #: while the session runs, its own threads go first
-WORTH = 256 << 20  #: bytes of a session from which on a restore starts processes, if none are there
-#: Packs that a process has open: at least as many as one frame's pages can lie in.
+NICE = 5  #: while the session runs, its own threads have priority
+WORTH = 256 << 20  #: bytes of a session from which on a restore starts processes, if none are ready
+#: Packs that a process has open: at least as many as the pages of one frame can be spread over.
 SLOTS = FRAME_PAGES
 #: Seconds for one frame, and for a process to start: it compiles first.
 PATIENCE = 60.0
 
 
 def wanted() -> int:
-    """How many: RGPU_IMAGE_PROCESSES, else one for each four processors. 0: threads do it."""
+    """Return the number of encoding processes: RGPU_IMAGE_PROCESSES, else one for each four processors.
+
+    0: threads encode.
+    """
     given = os.environ.get("RGPU_IMAGE_PROCESSES", "")
     return int(given) if given.isdigit() else min(MOST, (os.cpu_count() or 1) // 4)
 
 
 def restoring() -> int:
-    """How many for a restore, when no session runs yet: RGPU_RESTORE_PROCESSES, else, of eight, one a processor."""
+    """Return the number of processes for a restore, when no session runs yet: RGPU_RESTORE_PROCESSES, else one for
+    each processor if there are eight or more, else 0.
+    """
     given = os.environ.get("RGPU_RESTORE_PROCESSES", "")
     processors = os.cpu_count() or 1
     return int(given) if given.isdigit() else min(MOST_RESTORING, processors) if processors >= 8 else 0
 
 
-#: Of a restore that may come; at most one.
+#: Processes for an expected restore; at most one entry.
 _ready: list[Encoders] = []
 
 
 def get_ready() -> None:
-    """Start the processes of a restore that may come, so that it need not wait for them. Raises :class:`StoreError`."""
+    """Start the processes of an expected restore, so that it need not wait for them. Raises :class:`StoreError`."""
     if restoring() and not _ready:
         _ready.append(Encoders(restoring(), nice=0))
         _ready[0].prepare()
 
 
 def stand_down() -> None:
-    """No restore comes any more: its processes end, in the background."""
+    """End the processes of an expected restore, in the background: no restore follows any more."""
     while _ready:
         threading.Thread(target=_ready.pop().close, name="encoders", daemon=True).start()
 
 
 @contextmanager
 def for_restore(size: int) -> Iterator[Encoders | None]:
-    """Processes for a checkpoint of ``size`` bytes of memory, which end with the block; None: threads do as well.
+    """Yield processes for restoring a checkpoint of ``size`` bytes of memory, which end with the block.
 
-    They start beside whatever else the block begins with.
+    None: threads do as well. The processes start in the background while the block runs.
     """
     if size >= WORTH:
         try:
@@ -95,11 +100,11 @@ def for_restore(size: int) -> Iterator[Encoders | None]:
 
 @dataclass(slots=True)
 class Process:
-    """One encoding process: its socket and what it was given so far."""
+    """One encoding process: its socket, and the frames and packs that it was given so far."""
 
     link: socket.socket
     knows: set[int] = field(default_factory=set)  #: frames that it has mapped
-    packs: OrderedDict[int, int] = field(default_factory=OrderedDict)  #: its slots; what was used last comes last
+    packs: OrderedDict[int, int] = field(default_factory=OrderedDict)  #: pack → its slot; least recently used first
 
     def map(self, memory: Shared, op: int, pages: int) -> None:
         """Begin a request for the first rows of a frame."""
@@ -112,8 +117,8 @@ class Process:
     def ask(self, memory: Shared, wanted: Array, key: bytes, open_pack: Callable[[int], int]) -> None:
         """Begin to fill a frame's first rows, as :func:`.filling.fill` does.
 
-        ``open_pack``: a descriptor of a pack, which is closed here. Raises OSError; what ``open_pack`` raises, before
-        anything was asked.
+        ``open_pack``: returns a descriptor of a pack, which is closed here. Raises OSError, and what ``open_pack``
+        raises, before the request was sent.
         """
         packs, wanted = wanted["pack"].copy(), wanted.copy()
         for pack in np.unique(packs).tolist():
@@ -132,7 +137,7 @@ class Process:
         return np.frombuffer(found, np.uint8) != 0
 
     def end(self) -> bool:
-        """Let it end with what it has in hand; whether it has ended, and writes to no frame any more."""
+        """Let the process complete its requests and end; return whether it has ended, so that it writes to no frame."""
         try:
             self.link.shutdown(socket.SHUT_WR)
             while self.link.recv(1 << 16):
@@ -140,19 +145,21 @@ class Process:
         except TimeoutError:
             return False
         except OSError:
-            pass  # it has ended
+            pass  # the process has ended
         return True
 
     def drop(self) -> None:
-        """Close the link; the process ends when it notices."""
+        """Close the link; the process ends when it reads the end of the stream."""
         self.link.close()
 
     def ended(self) -> bool:
-        """Tell whether the link was closed."""
+        """Return whether the link was closed."""
         return self.link.fileno() < 0
 
     def _slot(self, pack: int, open_pack: Callable[[int], int]) -> int:
-        """Where it has the pack open now. Raises what ``open_pack`` raises."""
+        """Return the slot in which the process has the pack open; open it first if need be. Raises what ``open_pack``
+        raises.
+        """
         if pack not in self.packs:
             fd = open_pack(pack)
             try:
@@ -167,10 +174,10 @@ class Process:
 
 
 class Encoders:
-    """Thread-safe. ``count`` processes are started by :meth:`prepare`, or when the first frame comes.
+    """Encoding processes: ``count`` are started by :meth:`prepare`, or with the first frame. Thread-safe.
 
-    ``nice``: of nice(2), for them. ``keep``: descriptors that they hold open; with these they stay in the group of
-    the process that starts them.
+    ``nice``: their increment for nice(2). ``keep``: descriptors that they hold open; with these they stay in the
+    process group of the process that starts them.
     """
 
     def __init__(self, count: int, nice: int = NICE, keep: tuple[int, ...] = ()) -> None:
@@ -181,14 +188,14 @@ class Encoders:
         self._started: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Start them, if they are not there; does not wait until they are ready. Raises :class:`StoreError`."""
+        """Start the processes, if there are none; does not wait until they are ready. Raises :class:`StoreError`."""
         with self._changed:
             if self._all:
                 return
             pairs = [socket.socketpair() for _ in range(self.count)]
             theirs = [there.fileno() for _, there in pairs]
             if self._started is not None:
-                self._started.poll()  # the first of those that died is reaped
+                self._started.poll()  # reaps the first of the processes that ended
             try:
                 arguments = map(str, [self._nice, *theirs])
                 self._started = subprocess.Popen([sys.executable, "-m", "rgpu.checkpoint.codec.encoder", *arguments],
@@ -207,7 +214,10 @@ class Encoders:
             self._all = len(pairs)
 
     def encode(self, memory: Shared, pages: int, hashes: Array, hash_key: bytes, key: bytes) -> Encoded:
-        """Encode as :func:`.encoding.encode` does, a frame's first ``pages`` rows. Raises :class:`StoreError`."""
+        """Encode a frame's first ``pages`` rows as :func:`.encoding.encode` does, in a process.
+
+        Raises :class:`StoreError`, :class:`.encoding.PageChanged`.
+        """
         with self._one(memory.number) as process:
             process.map(memory, ENCODE, pages)
             process.link.sendall(hash_key + key + np.ascontiguousarray(hashes, "<u8").tobytes())
@@ -221,7 +231,7 @@ class Encoders:
 
     @contextmanager
     def all(self) -> Iterator[list[Process]]:
-        """Every process that is idle, for a restore; those that were dropped do not come back.
+        """Take every idle process for a restore; processes that were dropped meanwhile are not put back.
 
         Raises :class:`StoreError`.
         """
@@ -241,14 +251,14 @@ class Encoders:
                 self._changed.notify_all()
 
     def kill(self) -> None:
-        """End them now, whatever they do; see :meth:`Process.end`."""
+        """Kill the processes now, whatever they do; see :meth:`Process.end`."""
         if self._started is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._started.pid, signal.SIGKILL)
             self._started.wait()
 
     def forget(self) -> None:
-        """Unmap the frames, whose memory is to go back, and close the packs."""
+        """Have the idle processes unmap the frames, whose memory is to be freed, and close the packs."""
         with self._changed:
             for process in self._idle:
                 with contextlib.suppress(OSError):
@@ -257,18 +267,20 @@ class Encoders:
                 process.packs.clear()
 
     def close(self) -> None:
-        """End them; nobody encodes any more."""
+        """End the processes; no thread encodes any more."""
         with self._changed:
             for process in self._idle:
                 process.link.close()
             self._idle, self._all = [], 0
         if self._started is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._started.wait(5.0)  # the other ones are its children, and end by themselves
+                self._started.wait(5.0)  # the other processes are its children, and end by themselves
 
     @contextmanager
     def _one(self, frame: int) -> Iterator[Process]:
-        """One that is idle, and if possible has the frame mapped: mapping takes as long as filling a quarter of it."""
+        """Take an idle process, if possible one that has the frame mapped: mapping takes as long as filling a quarter
+        of it.
+        """
         self.prepare()
         with self._changed:
             if not self._changed.wait_for(lambda: self._idle or not self._all, PATIENCE):

@@ -1,9 +1,9 @@
-"""Whole pages of a frame into chunks, where they lie. Pure but for the rows that it is given.
+"""Encoding of whole pages of a frame into chunks, in place. Pure but for the rows that it is given.
 
-A row holds a page behind room for its header (:mod:`.frames`). Encoded, the
+A row holds a page behind space for its header (:mod:`.frames`). Encoded, the
 rows are chunks one behind the other from the first row's start on: a page that
-is stored raw only gets its header, and moves only when one before it became
-smaller.
+is stored raw only gets its header, and is moved only when a page before it
+became smaller.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rgpu.checkpoint.manifest.reuse import Array
 from rgpu.checkpoint.native import blake3_native, crc32_native, pagehash_native
 from rgpu.checkpoint.pages import pagehash
 
-_ONE_IN = 7  #: pages of a frame of which one is looked at to see whether compressing pays; odd: data comes in twos
+_ONE_IN = 7  #: one of so many pages is sampled to see whether compressing pays; odd, as data often has even periods
 
 
 class PageChanged(Exception):
-    """The first of the rows that does not hold what was hashed."""
+    """A row does not hold what was hashed. ``row``: the first such row."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -32,14 +32,14 @@ class PageChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What rows became. ``names``: (n, 32) uint8; ``lengths``: (n,) int64, bytes of each chunk with its header."""
+    """Encoded rows. ``names``: (n, 32) uint8; ``lengths``: (n,) int64, bytes of each chunk with its header."""
 
     names: Array
     lengths: Array
 
 
 def prepare() -> None:
-    """Compile now what naming and checking pages need: a third of a second, once in a process."""
+    """Compile the code that names and checks pages: a third of a second, once in a process."""
     for module in (blake3_native, crc32_native, pagehash_native):
         module.prepare()
 
@@ -47,7 +47,7 @@ def prepare() -> None:
 def encode(rows: Array, hashes: Array, hash_key: bytes, key: bytes) -> Encoded:
     """Check (n, pitch) ``rows`` against (n, 2) ``hashes``, name them by ``key``, and make them chunks.
 
-    Raises :class:`PageChanged`; the rows are as they were then.
+    Raises :class:`PageChanged`; then the rows are unchanged.
     """
     start, pitch, count = rows.ctypes.data + CHUNK_HEADER, rows.strides[0], len(rows)
     found = pagehash_native.hash_rows(start, pitch, count, pagehash.expand_key(hash_key))
@@ -69,7 +69,7 @@ def encode(rows: Array, hashes: Array, hash_key: bytes, key: bytes) -> Encoded:
 
 
 def compressible(rows: Array) -> list[int]:
-    """The rows that are to be tried. Of many, a few are looked at first: if none of them pays, none does."""
+    """List the rows to compress. Of many rows, a few are sampled first: if none of these pays, the list is empty."""
     def pays(index: int) -> bool:
         return chunk.worth_compressing(rows[index, CHUNK_HEADER:])
 
@@ -79,7 +79,7 @@ def compressible(rows: Array) -> list[int]:
 
 
 def _close_up(rows: Array, smaller: dict[int, bytes]) -> None:
-    """Put the chunks one behind the other."""
+    """Close the gaps between the chunks: put them one behind the other."""
     base, pitch = rows.ctypes.data, rows.strides[0]
     at, row = 0, 0
     for index in [*sorted(smaller), len(rows)]:

@@ -1,9 +1,9 @@
-"""Chunks of packs into the rows of a frame, compared with the names they are wanted by: by threads or processes.
+"""Reading of chunks from packs into the rows of a frame, checked against their names: by threads or processes.
 
-Chunks that lie one behind the other in a pack are one read; raw ones are read to
-where they are to be, compressed ones beside it. What was read is named while a
-processor's cache has it still. Whatever is not as it should be is left to who
-asked, who looks at it alone and says what is wrong.
+Chunks that lie one behind the other in a pack are one read; raw chunks are read
+into their rows, compressed ones into a buffer. Chunks are named while they are
+still in a processor's cache. A chunk that is not as expected is left to the
+caller, which examines it alone and reports what is wrong.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rgpu.checkpoint.codec.frames import PITCH
 from rgpu.checkpoint.manifest.reuse import Array
 from rgpu.checkpoint.native import blake3_native
 
-#: A row's chunk: which pack, bytes in it, where, and its name. As it goes over a socket (:mod:`.encoder`).
+#: A row's chunk: number of the pack, length, offset in the pack, name. Also its form on a socket (:mod:`.encoder`).
 WANTED = np.dtype([("pack", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("name", "u1", (chunk.NAME_SIZE,))])
-ROWS = 64  #: that are read and then named: 4 MiB
+ROWS = 64  #: rows that are read and then named: 4 MiB
 
-#: (pack, offset, buffers …): fill them one after the other from there on.
+#: (pack, offset, buffers): fill the buffers one after the other from that offset on.
 Read = Callable[[int, int, list[memoryview]], object]
 
 
 def fill(rows: Array, wanted: Array, key: bytes | None, read: Read) -> Array:
-    """Fill rows with pages; returns which of (n,) ``wanted`` stand in (n, PITCH) ``rows`` as raw chunks now; the
-    others' rows hold anything.
+    """Fill rows with pages; return (n,) bool: which of (n,) ``wanted`` are in (n, PITCH) ``rows`` as raw chunks now.
+    The contents of the other rows are undefined.
 
     ``key`` None: names are not compared, and compressed chunks are left out. Raises what ``read`` raises.
     """
@@ -56,7 +56,7 @@ def _fill(rows: Array, wanted: Array, key: bytes | None, read: Read) -> Array:
 
 
 def _read_run(rows: Array, wanted: Array, read: Read) -> None:
-    """Chunks that lie one behind the other. A compressed one's row gets the header of a raw chunk, if it is a page."""
+    """Read chunks that lie one behind the other; a compressed one that is a page gets the header of a raw chunk."""
     lengths, into, beside = wanted["length"], [], []
     edges = [0, *(np.flatnonzero(np.diff(lengths == PITCH)) + 1).tolist(), len(wanted)]
     for first, last in zip(edges, edges[1:], strict=False):

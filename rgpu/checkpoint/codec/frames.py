@@ -1,14 +1,14 @@
-"""Frames: host memory in which pages stand as chunks do in a pack, each behind room for its header.
+"""Frames: host memory with the layout of a pack: each page behind space for its header.
 
-A frame has FRAME_PAGES rows of PITCH bytes. What comes from a device is written
-to a pack from where it lies, headers filled in; what was read from a pack goes
-to a device from where it lies: no byte is copied in between, and nothing is
-done page by page.
+A frame has FRAME_PAGES rows of PITCH bytes. Pages copied from a device are
+written to a pack from the frame, with headers filled in; chunks read from a pack
+are copied to a device from the frame: no byte is copied in between, and nothing
+is done page by page.
 
-:class:`FramePool` keeps the frames of a device. Making one costs more than
-copying what fits into it (its memory is touched and pinned), so a few are kept
-for the next checkpoint, and what a checkpoint needs is made before its session stands
-still.
+:class:`FramePool` keeps the frames of a device. Making a frame costs more than
+copying its contents (its memory is touched and pinned), so a few are kept for
+the next checkpoint, and the frames that a checkpoint needs are made before its
+session is paused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rgpu.session.addresses import PAGE
 from rgpu.session.errors import DeviceError
 
 PITCH = CHUNK_HEADER + PAGE
-FRAME_PAGES = 256  #: 16 MiB: three calls of the driver take less time than its copy
+FRAME_PAGES = 256  #: 16 MiB: three driver calls take less time than the copy of a frame
 FRAME_BYTES = FRAME_PAGES * PITCH
 KEPT = 8  #: frames of a device that stay between two checkpoints
 MAKERS = 16  #: threads that make frames
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A frame's memory, for other processes: a memfd of ``size`` bytes; no two frames have one ``number``."""
+    """A frame's memory, for other processes: a memfd of ``size`` bytes; ``number`` is unique among frames."""
 
     number: int
     fd: int
@@ -51,7 +51,7 @@ class Shared:
 
     @staticmethod
     def make(size: int) -> Shared:
-        """Raises :class:`OSError`."""
+        """Create the memfd. Raises :class:`OSError`."""
         fd = os.memfd_create("rgpu-frame", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, size)
@@ -70,24 +70,29 @@ class Frame(Protocol):
     def gather(self, ranges: Ranges, key: bytes) -> None:
         """Copy the pages of (address, bytes) ranges of the device to the first rows; the rest of a short one is zeros.
 
-        What is there once :meth:`settle` has returned is what the device held at some time between the two.
+        The copies are complete once :meth:`settle` has returned; they hold the device's bytes of some time between
+        the two calls.
         """
 
     def settle(self) -> None:
-        """Return when what :meth:`gather` or :meth:`deliver` copies is where it is to go."""
+        """Return when the copies of :meth:`gather` or :meth:`deliver` are complete."""
 
     def done(self) -> bool:
         """Whether :meth:`settle` would return at once."""
 
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Copy rows to the device: (first row, address, rows) …; they are there once :meth:`settle` has returned."""
+        """Copy rows to the device: (first row, address, rows) of each piece; complete once :meth:`settle` returns."""
 
     def close(self) -> None:
         """Release the frame's memory."""
 
 
 class FramePool:
-    """Thread-safe. ``make``: a new frame of ``rows`` rows; raises :class:`DeviceError` when it finds no memory."""
+    """Pool of a device's frames. Thread-safe.
+
+    ``make``: makes a frame of ``rows`` rows; raises :class:`DeviceError` when there is not enough memory. ``keep``:
+    frames that stay between two checkpoints.
+    """
 
     def __init__(self, make: Callable[[], Frame], keep: int = KEPT, rows: int = FRAME_PAGES) -> None:
         self._make, self._keep = make, keep
@@ -98,13 +103,13 @@ class FramePool:
         self._limit = keep
 
     def allow(self, size: int) -> None:
-        """Frames of so many bytes, all together, may be there at once from now on; never fewer than a few."""
+        """Allow frames of ``size`` bytes, all together, to exist at a time from now on; never fewer than ``keep``."""
         with self._changed:
             self._limit = max(self._keep, size // (self.rows * PITCH))
             self._changed.notify_all()
 
     def prepare(self, count: int) -> int:
-        """Make frames, by several threads, until ``count`` are free; returns how many are."""
+        """Make frames, by several threads, until ``count`` are free; returns how many are free."""
         with self._changed:
             wanted = min(count, self._limit - self._made + len(self._free)) - len(self._free)
             self._made += max(0, wanted)
@@ -119,7 +124,7 @@ class FramePool:
         try:
             frame = self._make()
         except DeviceError:
-            pass  # then there are fewer
+            pass  # the pool has fewer frames then
         finally:
             with self._changed:
                 if frame is None:
@@ -129,9 +134,9 @@ class FramePool:
                 self._changed.notify_all()
 
     def take(self, seconds: float | None = None) -> Frame | None:
-        """A frame; None after so many seconds without one. The one given back last comes first: its memory is warm.
+        """Take a frame; None after ``seconds`` without one. The one given back last is taken first: its memory is warm.
 
-        Raises :class:`DeviceError` when none can be made, and none will come back.
+        Raises :class:`DeviceError` when none can be made, and none is in use that could be given back.
         """
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
@@ -150,7 +155,7 @@ class FramePool:
                 self._made -= 1
                 if not self._made or not isinstance(error, DeviceError):
                     raise
-                self._limit = max(1, self._made)  # no more than there are
+                self._limit = max(1, self._made)  # no more than exist now
         return self.take(seconds)
 
     def give(self, frame: Frame) -> None:
@@ -164,7 +169,7 @@ class FramePool:
         frame.close()
 
     def trim(self) -> None:
-        """Give back the memory of frames that nobody uses, but for a few; in the background."""
+        """Free the memory of unused frames, except for ``keep`` frames; in the background."""
         with self._changed:
             self._limit = self._keep
             more = max(0, min(self._made - self._keep, len(self._free)))
@@ -189,7 +194,7 @@ def _close(frames: list[Frame]) -> None:
 
 
 class Copies(Protocol):
-    """What :class:`HostFrame` needs of a device."""
+    """The methods of a device that :class:`HostFrame` needs."""
 
     def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         """Copy pages to the address ``staging`` and hash them there under ``key``."""
@@ -216,10 +221,10 @@ class HostFrame:
             self.rows[:count, CHUNK_HEADER:] = self._scratch[:count * PAGE].reshape(count, PAGE)
 
     def settle(self) -> None:
-        """They are there already."""
+        """Return at once: the copies are complete already."""
 
     def done(self) -> bool:
-        """Tell whether the copy is complete; on the host it always is."""
+        """Return whether the copy is complete; on the host it always is."""
         return True
 
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
@@ -228,12 +233,12 @@ class HostFrame:
                                   for row, address, count in pieces])
 
     def close(self) -> None:
-        """Its memory goes once nothing refers to ``rows`` any more."""
+        """Close the memfd; the memory is freed once nothing refers to ``rows`` any more."""
         os.close(self.shared.fd)
 
 
 def host_pool(device: Copies, rows: int = FRAME_PAGES, keep: int = KEPT) -> FramePool:
-    """Frames of ordinary memory, which the device can write."""
+    """Make a pool of frames in ordinary host memory, which the device can write."""
     room = np.empty(rows * PAGE + 4096, np.uint8)
     start = -room.ctypes.data % 4096
     scratch, lock = room[start:start + rows * PAGE], threading.Lock()

@@ -1,14 +1,14 @@
-"""One thread that keeps the processes of a restore busy: each fills a frame, which is then copied from where it lies.
+"""One thread that keeps the processes of a restore busy: each fills a frame, which is then copied to the device.
 
-A process has two frames of its own, so it maps no more than these, and fills one
-while the other is copied; of a small checkpoint one, since a frame takes longer to
-make than to fill. One thread does all that the worker does for it. With a
+A process has two frames of its own, so it maps only these, and fills one while
+the other is copied. For a small checkpoint it has one, since a frame takes
+longer to make than to fill. One thread does the worker's whole part. With a
 thread for each process, on 32 processors, every driver call and every message
-ended in a queue for the interpreter: a copy that the device had done in 0.3 ms
-was asked for in 0.8 (docs/benchmarks.md, "Checkpoints and recoveries").
+waited for the GIL: a copy that took the device 0.3 ms took 0.8 ms to request
+(docs/benchmarks.md, "Checkpoints and recoveries").
 
-A process that dies, or says that it cannot, or is silent for long, leaves its
-pages to the caller.
+If a process ends, reports an error or does not answer in time, its pages are
+left to the caller.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rgpu.session.errors import DeviceError, RgpuError, StoreError
 
 log = structlog.get_logger(__name__)
 
-NAP = 50e-6  #: seconds between two looks whether a copy is done: a sixth of what it takes
-EACH, MANY = 2, 16  #: frames of a process, if there are so many frames to be filled for each
+NAP = 50e-6  #: seconds between two checks whether a copy is done: a sixth of its duration
+EACH, MANY = 2, 16  #: frames of a process, and from how many jobs for each process on it has that many
 
 
 class Job(NamedTuple):
-    """Chunks ``numbers``, at most a frame's rows of them, whose pages belong at ``addresses``, which ascend."""
+    """Chunks ``numbers``, at most as many as a frame has rows, whose pages belong at ``addresses``, ascending."""
 
     numbers: Array
     addresses: Array
 
 
 class Work(NamedTuple):
-    """What the pool is to do, and with what."""
+    """Inputs of the pool: the name key, how to find chunks, open packs and copy frames."""
 
     key: bytes
     wanted: Callable[[Array], Array]  #: the chunks' :data:`.filling.WANTED`
     open_pack: Callable[[int], int]
-    #: (frame, job, which rows hold their page): begins to copy the frame. Raises what is to end the restore.
+    #: (frame, job, which rows hold their page): begins to copy the frame. Its exceptions end the restore.
     deliver: Callable[[Frame, Job, Array], None]
 
 
@@ -61,18 +61,18 @@ class _Hand:
 
     process: Process
     frame: Frame
-    job: Job | None = None  #: that the process has in hand, or will have
-    since: float = 0.0  #: that it was asked, or is copied
+    job: Job | None = None  #: the job that the process works on or has queued
+    since: float = 0.0  #: when it was requested, or when its copy began
 
 
 class PrefetchPool:
-    """Pool of one restore; used once, by one thread. ``times``: seconds of filling and of copying, of all hands
-    together.
+    """Pool of one restore; used once, by one thread. ``times``: seconds of filling (``read``) and of copying
+    (``copy``), of all hands together.
     """
 
     def __init__(self, processes: Encoders, frames: FramePool, work: Work, times: dict[str, float]) -> None:
         self._processes, self._frames, self._work, self._times = processes, frames, work, times
-        self._again: deque[Job] = deque()  #: of processes that were lost
+        self._again: deque[Job] = deque()  #: jobs of processes that were lost
         self._free: list[_Hand] = []
         self._asked: dict[socket.socket, deque[_Hand]] = {}  #: in the order in which they will be answered
         self._copying: deque[_Hand] = deque()  #: in the order in which their copies end
@@ -80,9 +80,9 @@ class PrefetchPool:
         self._making = 0
 
     def run(self, jobs: Iterator[Job], count: int) -> list[Job]:
-        """Do all of them but those returned, for which there was no process left. ``count``: about how many there are.
+        """Do the jobs; return those for which no process was left. ``count``: about how many jobs there are.
 
-        Raises what ``work`` raises; its processes and frames are as before then, with nothing under way.
+        Raises what ``work`` raises; then processes and frames are as before, with nothing under way.
         """
         each = EACH if count >= MANY * self._processes.count else 1
         self._frames.allow(each * self._processes.count * FRAME_BYTES)
@@ -117,7 +117,7 @@ class PrefetchPool:
             while self._free and (job := self._next(jobs)) is not None:
                 self._begin(self._idlest(), job)
             if not self._copying and not self._asked and (self._free or not self._making):
-                return  # no job is left, or nobody who could do it
+                return  # no job is left, or no process that could do it
             moved = self._look(0 if self._copying else PATIENCE)
             while self._copying and self._copying[0].frame.done():
                 hand = self._copying.popleft()
@@ -131,7 +131,7 @@ class PrefetchPool:
         return self._again.popleft() if self._again else next(jobs, None)
 
     def _idlest(self) -> _Hand:
-        """Whose process has nothing to do, if there is one."""
+        """Take a free hand, if possible one whose process has nothing to do."""
         idle = (index for index, hand in enumerate(self._free) if hand.process.link not in self._asked)
         return self._free.pop(next(idle, 0))
 
@@ -142,7 +142,7 @@ class PrefetchPool:
             hand.process.ask(hand.frame.shared, work.wanted(job.numbers), work.key, work.open_pack)
         except RgpuError:
             hand.job = None
-            self._free.append(hand)  # before anything was asked
+            self._free.append(hand)  # no request was sent
             raise
         except OSError as error:
             self._lose(hand, str(error))
@@ -153,7 +153,7 @@ class PrefetchPool:
         self._asked[link].append(hand)
 
     def _look(self, seconds: float) -> bool:
-        """Take new hands, and what was filled; whether there was any."""
+        """Take new hands and filled frames; return whether there were any."""
         events = self._selector.select(seconds)
         if not events and seconds and self._asked:
             self._processes.kill()
@@ -173,13 +173,13 @@ class PrefetchPool:
             self._idle(made)
 
     def _idle(self, hand: _Hand) -> None:
-        if hand.process.ended():  # meanwhile
+        if hand.process.ended():  # it ended meanwhile
             self._frames.give(hand.frame)
         else:
             self._free.append(hand)
 
     def _filled(self, hand: _Hand) -> None:
-        """Its process answers."""
+        """Receive the answer of the hand's process, and begin to copy the frame."""
         try:
             right = hand.process.answer()
         except (Ended, OSError, StoreError) as error:
@@ -203,7 +203,7 @@ class PrefetchPool:
             self._asked[link][0].since = time.monotonic()
 
     def _lose(self, hand: _Hand, why: str) -> None:
-        """Its process, and with it every hand that is not being copied; a copy's is lost when it is over."""
+        """Drop the hand's process and its hands; a hand whose frame is being copied is dropped after the copy."""
         process = hand.process
         lost = [hand, *(other for other in self._free if other.process is process)]
         if process.link in self._asked:
@@ -222,7 +222,7 @@ class PrefetchPool:
             self._frames.give(one.frame)
 
     def _end(self) -> None:
-        """Whatever happened: nobody writes to a frame that goes back."""
+        """Give all frames back, in every case only after all processes have stopped writing to them."""
         while not self._made.empty():
             if (made := self._made.get()) is not None:
                 self._free.append(made)

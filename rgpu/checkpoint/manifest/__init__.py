@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: format, limits, and what a new checkpoint takes over from older ones.
+"""The manifest of a checkpoint: format, limits, and which parts of older checkpoints a new one reuses.
 
 Pure but for reading packs.
 """

@@ -1,7 +1,7 @@
-"""The chunks of a checkpoint being written: which number each has, and where it lies. Pure.
+"""The chunks of a checkpoint being written: the number of each, and where it lies. Pure.
 
-Everything is done for many chunks at once: it is done beside the thread that applies the session's calls, which needs
-the same interpreter.
+Every operation handles many chunks at once, since it competes for the GIL with the thread that applies the session's
+calls.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ _FEWEST = 1 << 10  #: rows, to begin with
 
 
 class ChunkTable:
-    """Numbers are given in the order of first use. Not thread-safe.
+    """Table of chunks, numbered in the order of first use. Not thread-safe.
 
-    ``bases``: where chunks may be referred to. ``adopted``: how many were. ``count``: how many chunks there are.
+    ``bases``: checkpoints whose chunks may be referred to. ``adopted``: number of chunks of theirs that are used.
+    ``count``: number of chunks.
     """
 
     def __init__(self, bases: list[Base]) -> None:
         self._bases = bases
         self._own = [np.full(base.table.count, _UNKNOWN, np.uint32) for base in bases]  #: number here, by number there
-        self._known = NameIndex()  #: of the new ones
-        self._new = np.zeros(_FEWEST, np.uint32)  #: their numbers
+        self._known = NameIndex()  #: names of the new chunks
+        self._new = np.zeros(_FEWEST, np.uint32)  #: numbers of the new chunks
         self._names = np.zeros((_FEWEST, 32), np.uint8)
         self._packs, self._lengths = np.zeros(_FEWEST, np.uint32), np.zeros(_FEWEST, np.uint32)
         self._offsets = np.zeros(_FEWEST, np.uint64)
-        self._names_of_packs: list[manifest.Pack] = []  #: of the bases
+        self._names_of_packs: list[manifest.Pack] = []  #: packs of the bases
         self._pack_numbers: dict[str, int] = {}
         self.count = self.adopted = 0
 
     def number(self, name: bytes) -> tuple[int, bool]:
-        """The chunk's number, and whether it must be stored (and then told with :meth:`place_many`)."""
+        """Return the chunk's number, and whether it must be stored (and then placed with :meth:`place_many`)."""
         numbers, fresh = self.number_many(np.frombuffer(name, np.uint8).reshape(1, 32))
         return int(numbers[0]), bool(fresh[0])
 
     def number_many(self, names: Array) -> tuple[Array, Array]:
-        """:meth:`number` for each row of (n, 32) ``names``: u32 numbers, and bool: which must be stored."""
+        """Do :meth:`number` for each row of (n, 32) ``names``: u32 numbers, and bool: which must be stored."""
         found = self._known.find(names)
         missing = np.flatnonzero(found < 0)
         numbers, fresh = self._new[found], np.zeros(len(names), bool)
@@ -65,7 +66,7 @@ class ChunkTable:
         return numbers, fresh
 
     def _more(self, count: int) -> slice:
-        """So many rows more."""
+        """Add ``count`` rows."""
         rows = slice(self.count, self.count + count)
         if rows.stop > len(self._packs):
             more = max(rows.stop, 2 * len(self._packs)) - len(self._packs)
@@ -76,12 +77,14 @@ class ChunkTable:
         return rows
 
     def place_many(self, numbers: Array, pack: int, offset: int, lengths: Array) -> None:
-        """New chunks of these ``lengths``, one behind the other from ``offset`` on in ``pack`` of the writer's own."""
+        """Set the places of new chunks: of these ``lengths``, one behind the other from ``offset`` on in the writer's
+        pack number ``pack``.
+        """
         self._packs[numbers], self._lengths[numbers] = pack, lengths
         self._offsets[numbers] = offset + np.cumsum(lengths) - lengths
 
     def adopt(self, which: int, numbers: Array) -> Array:
-        """Numbers here of the chunks ``numbers`` of a base; ZERO_PAGE stays."""
+        """Add the chunks ``numbers`` of base ``which``; return their numbers in this table. ZERO_PAGE stays."""
         table, own = self._bases[which].table, self._own[which]
         used = np.unique(numbers[numbers != manifest.ZERO_PAGE])
         used = used[own[used] == _UNKNOWN]
@@ -109,7 +112,7 @@ class ChunkTable:
         return number
 
     def result(self, written: list[manifest.Pack]) -> tuple[list[manifest.Pack], manifest.Chunks]:
-        """Packs and columns for the manifest; ``written``: the writer's own packs."""
+        """Return packs and columns for the manifest; ``written``: the writer's own packs."""
         packs = self._packs[:self.count].astype("<u4")
         packs[self._new[:self._known.count]] += np.uint32(len(self._names_of_packs))
         columns = manifest.Chunks(self._names[:self.count].tobytes(), packs.tobytes(),

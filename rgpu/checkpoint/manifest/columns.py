@@ -1,7 +1,7 @@
-"""Columns over the pages of a checkpoint being written: the number of its chunk, and the hash of what is there.
+"""Columns over the pages of a checkpoint being written: the number of the page's chunk, and the page's hash.
 
-All regions' pages stand in two arrays, one region behind the other in the order in which they came: a frame's pages,
-which are of many regions, are told in one go.
+All regions' pages are in two arrays, one region behind the other in the order in which they were added, so that a
+frame's pages, which are of many regions, are entered by one operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FEWEST = 1 << 10  #: pages, to begin with
 
 
 class Extent(Protocol):
-    """A region of either kind."""
+    """A region of either type, :class:`Region` or :class:`RegionState`."""
 
     @property
     def address(self) -> int:
@@ -32,9 +32,9 @@ class Extent(Protocol):
 
 
 class PageColumns:
-    """``numbers``: uint32, ZERO_PAGE where nothing was added; ``hashes``: (n, 2) uint64, zeros there.
+    """Columns ``numbers``: uint32, ZERO_PAGE where nothing was added; ``hashes``: (n, 2) uint64, zeros there.
 
-    Asking for places may replace both by longer ones: ask first, then name the array.
+    Every method that returns places may replace both arrays by longer ones: get the places first, then use the array.
     One thread adds regions (every method); other writers to the arrays hold the lock that it holds then.
     """
 
@@ -42,11 +42,11 @@ class PageColumns:
         self.numbers, self.hashes = _blank(_FEWEST)
         self._used = 0
         self._starts: dict[int, int] = {}  #: region address → where its pages begin
-        self._regions: Sequence[Extent] = ()  #: that :meth:`places` met last
-        self._firsts = np.zeros(0, np.int64)  #: where each of them begins
+        self._regions: Sequence[Extent] = ()  #: regions of the last call of :meth:`places`
+        self._firsts = np.zeros(0, np.int64)  #: where the pages of each of these begin
 
     def starts(self, regions: Sequence[Extent]) -> Array:
-        """Where the pages of each begin: int64."""
+        """Return where the pages of each region begin: int64."""
         missing = [region for region in regions if region.address not in self._starts]
         for region in missing:
             self._starts[region.address] = self._used
@@ -58,19 +58,19 @@ class PageColumns:
         return np.array([self._starts[region.address] for region in regions], np.int64)
 
     def place(self, region: Extent, index: int) -> int:
-        """Place of one page in the columns."""
+        """Return the place of one page in the columns."""
         if region.address not in self._starts:
             self.starts([region])
         return self._starts[region.address] + index
 
     def places(self, pages: PageList) -> Array:
-        """Places of each of these pages: int64. Parts of one list are told from their common regions."""
+        """Return the place of each page: int64. Parts of one list are recognised by their common ``regions``."""
         if pages.regions is not self._regions:
             self._firsts, self._regions = self.starts(pages.regions), pages.regions
         return self._firsts[pages.owners] + pages.indices
 
     def whole(self, regions: Sequence[Extent]) -> Array:
-        """Places of every page of these regions, one region behind the other: int64."""
+        """Return the places of every page of these regions, one region behind the other: int64."""
         counts = np.array([pagehash.page_count(region.size) for region in regions], np.int64)
         ends = np.cumsum(counts)
         return np.repeat(self.starts(regions) - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)

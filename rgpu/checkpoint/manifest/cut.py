@@ -17,13 +17,14 @@ from rgpu.session.errors import DeviceError, TimedOut
 def take(device: Device, *, session: str, epoch: int, position: int, hash_key: bytes, live: Any, answers: Any = None,
          printed: Any = None, contributions: Sequence[Any] = (), given: Any = msgspec.UNSET, drain_seconds: float = 0.1,
          without: Collection[tuple[int, int]] = ()) -> SessionState:
-    """Everything but the pages' bytes, with the hash of each page.
+    """Take the session's state: everything but the pages' bytes, with the hash of each page.
 
-    ``without``: (address, size) of mapped regions whose hashes are left out, because the reader knows them.
+    ``without``: (address, size) of mapped regions whose hashes are left out, because the reader has them.
 
     The caller applies no call meanwhile. Raises :class:`TimedOut` if the
-    device does not drain (apply further calls and try again, SEMANTICS 19),
-    :class:`DeviceError` if an error sticks: such a state is never kept.
+    device does not drain in ``drain_seconds`` (apply further calls and try again,
+    SEMANTICS 19), :class:`DeviceError` if the device has a sticky error: such a
+    state is never kept.
     """
     if not device.drain(drain_seconds):
         raise TimedOut(f"work was still running after {drain_seconds} s", seconds=drain_seconds)
@@ -45,16 +46,16 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
 
 
 def pages(device: Device, state: SessionState, wanted: Sequence[Any] | None = None) -> Iterator[Page]:
-    """The pages of the cut, in address order; the device must not run meanwhile.
+    """Yield the pages of the consistent snapshot, in address order; the device must not run meanwhile.
 
     ``wanted``: for each region of ``state`` the indices of the pages to yield (what
     :meth:`rgpu.checkpoint.store.writer.CheckpointWriter.inherit` returns); by default all. Raises
-    :class:`DeviceError` when a page is not what was hashed: something ran.
+    :class:`DeviceError` when a page does not have its hash: work ran meanwhile.
     """
     for number, region_state in enumerate(state.regions):
         region, hashes = region_state.region(), region_state.page_hashes()
         for index in range(len(hashes)) if wanted is None else wanted[number].tolist():
             page = read_page(device, region, index, state.hash_key)
             if page.hash != (int(hashes[index][0]), int(hashes[index][1])):
-                raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
+                raise DeviceError(f"page {index} of {region.address:#x} changed during the snapshot", 999)
             yield page

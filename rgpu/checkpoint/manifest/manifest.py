@@ -1,9 +1,9 @@
 """A checkpoint's manifest: format, limits, checks. Pure, no I/O. Offsets: docs/developers/image-format.md.
 
-The manifest says which session, what stands in each page of each region and
-in which pack each chunk lies. It is written last, so a checkpoint exists exactly
-when its manifest does. Since version 2 it begins with a summary of its own
-checksum: what listings and the collection of garbage need, without the pages.
+The manifest records the session, the chunk of each page of each region and the
+pack in which each chunk lies. It is written last, so a checkpoint exists exactly
+when its manifest does. Since version 2 it begins with a summary that has its own
+checksum and holds what listings and garbage collection need, without the pages.
 Version 1 is read as well.
 """
 
@@ -27,7 +27,7 @@ MAGIC = b"RGPUIMG1"
 VERSION = 2
 MINIMUM_READER = 2
 MAX_BODY = 1 << 30
-APART = 64 * 1024  #: bytes of a module's contents from which on they are not copied into the manifest; beyond bin 16
+APART = 64 * 1024  #: size from which on a module binary is not copied in encoding; larger than msgpack's bin 16
 ZERO_PAGE = 0xFFFFFFFF  #: in place of a chunk number
 
 _HEADER = struct.Struct("<8sIIQ8s32s")  # magic, version, minimum reader, body length, key id, checksum
@@ -40,12 +40,13 @@ assert HEADER_SIZE == 64 and SUMMARY_AT == 104
 
 T = TypeVar("T")
 
-#: Key of checkpoints whose store was given none: detects damage, does not authenticate.
+#: Key of checkpoints whose store has no key: detects damage, does not authenticate.
 DEFAULT_KEY = blake3(b"", derive_key_context="rgpu 2026 image v1: integrity without a secret").digest()
 
 
 class Pack(msgspec.Struct, frozen=True):
-    """A pack: ``name`` (32 hexadecimal digits), its whole length in bytes, the hash in its end (version 1: none)."""
+    """A pack: ``name`` (32 hexadecimal digits), ``size``: whole length in bytes, ``hash`` at its end (version 1: none).
+    """
 
     name: str
     size: int
@@ -82,7 +83,10 @@ class Summary(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """``pages``: for each region of ``state`` one u32 a page, a chunk number or ZERO_PAGE. Version 1 stores it so."""
+    """The whole contents of a manifest; version 1 stores exactly this.
+
+    ``pages``: for each region of ``state`` one u32 a page, a chunk number or ZERO_PAGE.
+    """
 
     image: str
     created: float
@@ -104,7 +108,7 @@ class Body(msgspec.Struct, kw_only=True):
 
 
 class _Pages(msgspec.Struct, kw_only=True):
-    """What stands behind the summary."""
+    """The part of the manifest behind the summary."""
 
     state: SessionState
     pages: list[bytes]
@@ -113,7 +117,7 @@ class _Pages(msgspec.Struct, kw_only=True):
 
 
 class _StateOfPages(msgspec.Struct, kw_only=True):
-    """Of a :class:`SessionState`, what says which pages there are: what else stands in a map is passed over."""
+    """The fields of a :class:`SessionState` that describe its pages; other fields of the map are skipped."""
 
     version: int
     session: str
@@ -124,7 +128,7 @@ class _StateOfPages(msgspec.Struct, kw_only=True):
 
 
 class _PagesAlone(msgspec.Struct, kw_only=True):
-    """Of :class:`_Pages`, what a next checkpoint builds on."""
+    """The fields of :class:`_Pages` that the next checkpoint builds on."""
 
     state: _StateOfPages
     pages: list[bytes]
@@ -150,19 +154,20 @@ class Table:
 
 
 def key_id(key: bytes) -> bytes:
-    """8 bytes that name a key without telling it."""
+    """Return 8 bytes that identify a key without revealing it."""
     return blake3(b"rgpu image key id", key=key).digest(length=8)
 
 
 def encode(body: Body, key: bytes) -> bytes:
-    """The manifest's bytes. Raises :class:`ValueError` above MAX_BODY."""
+    """Return the manifest's bytes. Raises :class:`ValueError` above MAX_BODY."""
     return b"".join(encode_pieces(body, key))
 
 
 def encode_pieces(body: Body, key: bytes) -> list[bytes]:
-    """The manifest in pieces, one behind the other: modules' contents are not copied, which stops every other thread.
+    """Return the manifest in pieces, one behind the other; module binaries are not copied, since that holds the GIL.
 
-    With 128 MiB of them encoded in one go, the others waited for 80 ms (docs/benchmarks.md), while the session ran.
+    With 128 MiB of binaries encoded in one piece, other threads waited for 80 ms (docs/benchmarks.md) while the session
+    ran.
     Raises :class:`ValueError` above MAX_BODY.
     """
     summary = msgspec.msgpack.encode(body.summary())
@@ -179,13 +184,13 @@ def encode_pieces(body: Body, key: bytes) -> list[bytes]:
 
 
 def state_pieces(state: SessionState) -> list[bytes]:
-    """What :meth:`SessionState.encode` gives, in pieces likewise."""
+    """Return the bytes of :meth:`SessionState.encode` in pieces, as :func:`encode_pieces` does."""
     bare, apart = _without_contents(state)
     return _put_back(msgspec.msgpack.encode(bare), apart)
 
 
 def _without_contents(state: SessionState) -> tuple[SessionState, list[tuple[bytes, bytes]]]:
-    """The state with a token in place of each large content of a module; (token, content) … in their order."""
+    """Return the state with a token in place of each large module binary, and (token, binary) … in their order."""
     contents = state.live.get("payloads") if isinstance(state.live, dict) else None
     if not isinstance(contents, list):
         return state, []
@@ -200,7 +205,7 @@ def _without_contents(state: SessionState) -> tuple[SessionState, list[tuple[byt
 
 
 def _put_back(encoded: bytes, apart: list[tuple[bytes, bytes]]) -> list[bytes]:
-    """``encoded`` cut at the tokens, with msgpack's ``bin 32`` of each content in their place."""
+    """Return ``encoded`` split at the tokens, with msgpack's ``bin 32`` of each binary in their place."""
     pieces, at = [], 0
     for token, content in apart:
         found = encoded.index(token, at)
@@ -217,7 +222,7 @@ def _checksum(*pieces: Any, key: bytes) -> bytes:
 
 
 def _header(header: bytes, name: str) -> tuple[int, int]:
-    """(version, body length), checked. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+    """Check the header and return (version, body length). Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(header) < HEADER_SIZE:
         raise Corrupt(f"checkpoint {name}: cut short in the manifest's header", offset=len(header), reason="cut short")
     magic, version, minimum, length, _, _ = _HEADER.unpack(header)
@@ -226,7 +231,7 @@ def _header(header: bytes, name: str) -> tuple[int, int]:
     if minimum > VERSION:
         raise VersionMismatch(f"checkpoint {name} is of version {version} and needs a reader of version {minimum}; "
                               f"this "
-                              f"one knows {VERSION}", found=version, needed=minimum, known=VERSION)
+                              f"one supports {VERSION}", found=version, needed=minimum, known=VERSION)
     if length > MAX_BODY:
         raise Corrupt(f"checkpoint {name}: a body of {length} bytes; {MAX_BODY} are allowed", offset=16,
                       reason="length")
@@ -234,7 +239,7 @@ def _header(header: bytes, name: str) -> tuple[int, int]:
 
 
 def _check_key(header: bytes, key: bytes, name: str) -> bytes:
-    """The manifest's checksum. Raises :class:`Corrupt` for one of another key."""
+    """Return the manifest's checksum. Raises :class:`Corrupt` for a manifest of another key."""
     *_, stored_id, checksum = _HEADER.unpack(header)
     if stored_id != key_id(key):
         raise Corrupt(f"checkpoint {name} was written under another key", offset=24, reason="key")
@@ -242,9 +247,9 @@ def _check_key(header: bytes, key: bytes, name: str) -> bytes:
 
 
 def decode(data: bytes, key: bytes, name: str, pages_alone: bool = False) -> Table:
-    """The checked manifest. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`.
+    """Check and decode a manifest. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`.
 
-    ``pages_alone``: of the state only what says which pages there are; modules' contents are not copied, see
+    ``pages_alone``: decode only the part of the state that describes its pages; module binaries are not copied, see
     :func:`encode_pieces`.
     """
     version, length = _header(data[:HEADER_SIZE], name)
@@ -276,7 +281,7 @@ def _pages_alone(data: bytes, at: int, name: str) -> _Pages:
 
 
 def decode_summary(data: bytes, key: bytes, name: str) -> Summary | int:
-    """The summary from the manifest's beginning; or how many bytes of it are needed: all of them for version 1.
+    """Decode the summary at the manifest's beginning; or return how many bytes are needed: all for version 1.
 
     Raises :class:`Corrupt`, :class:`VersionMismatch`. Only the summary is checked.
     """

@@ -1,4 +1,5 @@
-"""The packs of one checkpoint being written: chunks go into the open one, full ones are made durable behind."""
+"""The packs of one checkpoint being written: chunks are appended to open packs, full packs are made durable in the
+background."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Array
 from rgpu.session.errors import StoreError
 
-SPREAD = 32 << 20  #: bytes that a checkpoint gives to each of its open packs before one more is begun
+SPREAD = 32 << 20  #: bytes that are written to each open pack of a checkpoint before one more is begun
 UNDER_WAY = 3  #: packs that may be on their way to the store while the next one is filled
 
 
 def pack_blob(prefix: str, name: str) -> str:
-    """The blob of a pack."""
+    """Return the name of a pack's blob."""
     return f"{prefix}packs/{name}.pack"
 
 
 class _Open:
-    """The pack being filled."""
+    """A pack being filled."""
 
     def __init__(self, index: int, name: str, sink: Sink, key: bytes) -> None:
         self.index, self.name, self.sink, self.chunks = index, name, sink, 0
@@ -41,10 +42,11 @@ class _Open:
 
 
 class Packs:
-    """Thread-safe. ``owner``: the writer's ID; every pack's name begins with it (:mod:`rgpu.checkpoint.store.intents`).
+    """Packs of one writer. Thread-safe.
 
-    Threads fill up to ``beside`` packs side by side: one is hashed and written by one thread at a time. The second
-    is begun only when there is something to gain, so that a small checkpoint is one pack.
+    ``owner``: the writer's ID; every pack's name begins with it (:mod:`rgpu.checkpoint.store.intents`). Threads fill up
+    to ``beside`` packs at a time; one thread at a time hashes and writes a pack. A further pack is begun only after
+    SPREAD bytes for each open one, so that a small checkpoint is one pack.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, owner: str, key: bytes, beside: int = 1) -> None:
@@ -63,10 +65,10 @@ class Packs:
         self._failure: BaseException | None = None
 
     def append(self, data: Any, lengths: Array | None = None) -> Iterator[tuple[int, int, int]]:
-        """Store encoded chunks: (which of this writer's packs, offset there, how many chunks) of each run of them.
+        """Store encoded chunks; yield (index of this writer's pack, offset in it, number of chunks) for each run.
 
-        ``lengths``: bytes of each, one behind the other; left out, all is one. A pack that is full is ended between
-        two of them. Raises :class:`StoreError`.
+        ``lengths``: bytes of each chunk in ``data``; None: ``data`` is one chunk. A full pack is ended between
+        two chunks. Raises :class:`StoreError`.
         """
         view = memoryview(data)
         ends = np.array([len(view)]) if lengths is None else np.cumsum(lengths)
@@ -75,7 +77,7 @@ class Packs:
             pack, size = self._take(), 0
             try:
                 room = self._blobs.pack_limit - pack.sink.size
-                end = min(len(ends), int(np.searchsorted(ends, done + room)) + 1)  # the one that fills it, too
+                end = min(len(ends), int(np.searchsorted(ends, done + room)) + 1)  # including the chunk that fills it
                 size = int(ends[end - 1]) - done
                 offset = pack.write(view[done:done + size])
                 pack.chunks += end - at
@@ -103,7 +105,7 @@ class Packs:
             raise
 
     def _give(self, pack: _Open | None, size: int = 0) -> None:
-        """A thread is done with a pack for now; a full one is ended."""
+        """Give back a pack of :meth:`_take`, to which ``size`` bytes were written; a full pack is ended."""
         full = pack is not None and pack.sink.size >= self._blobs.pack_limit
         try:
             if full and pack is not None and not self._over:
@@ -146,7 +148,7 @@ class Packs:
         self._room.release()
 
     def finish(self) -> list[manifest.Pack]:
-        """End the open packs, wait until all are durable; nobody appends any more. Raises :class:`StoreError`."""
+        """End the open packs and wait until all are durable. No thread appends any more. Raises :class:`StoreError`."""
         while self._idle:
             self._end(self._idle.pop())
         self._commits.shutdown(wait=True)
@@ -155,7 +157,7 @@ class Packs:
         return self._written
 
     def discard(self) -> None:
-        """Stop: nothing more is written; nobody appends any more. Never raises."""
+        """Stop writing and discard the open packs; no thread appends any more. Never raises."""
         with self._changed:
             self._over = True
             for pack in self._idle:
@@ -166,6 +168,6 @@ class Packs:
 
     def remove(self) -> None:
         """Delete every pack of this writer. Raises :class:`StoreError`."""
-        with contextlib.ExitStack() as others:  # every one is tried
+        with contextlib.ExitStack() as others:  # each deletion is tried, also after one that failed
             for name in self._names:
                 others.callback(self._blobs.delete, pack_blob(self._prefix, name))

@@ -1,9 +1,9 @@
-"""What a new checkpoint may take over from older ones. Pure, over arrays.
+"""Reuse of the chunks of older checkpoints by a new one. Pure, over arrays.
 
-Two ways to a chunk that is stored already: a page whose keyed page hash is
+A stored chunk is reused in two cases: for a page whose keyed page hash is
 unchanged since the previous checkpoint of the *same* session (it is not even read
-again), and a chunk with the same cryptographic name in any checkpoint of the same
-user. The page hash only ever says "unchanged"; it names nothing.
+again), and for a chunk with the same cryptographic name in any checkpoint of the
+same user. The page hash only detects unchanged pages; it never names content.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rgpu.checkpoint.native.names import NameIndex
 from rgpu.checkpoint.pages import pagehash
 from rgpu.session.addresses import PAGE
 
-#: A pack of which less than this is still used is not referred to: its chunks are stored again, and it can go.
+#: A pack of which less than this share is still used is not referred to: its chunks are stored again, so that the pack
+#: can be removed.
 SPARSE = 0.25
-#: … but for no more of the inherited bytes than this, so that a small change stays a small checkpoint.
+#: At most this share of the inherited bytes is stored again for that, so that a small change stays a small checkpoint.
 REWRITTEN = 0.02
 
 Array = np.ndarray[Any, Any]
@@ -30,29 +31,31 @@ _NONE = np.zeros(0, np.int64)
 
 
 class Wanted(NamedTuple):
-    """Pages of some regions. ``indices``: int64, in the first region, then the second, …; ``counts``: of each."""
+    """Pages of some regions. ``indices``: int64, those in the first region, then in the second, …; ``counts``: number
+    of pages of each region.
+    """
 
     indices: Array
     counts: Array
 
     @staticmethod
     def of(each: Sequence[Array]) -> Wanted:
-        """``each``: the indices of one region's pages, ascending."""
+        """Join the page indices of several regions, one array for each, ascending."""
         whole = np.concatenate([_NONE, *each]).astype(np.int64, copy=False)
         return Wanted(whole, np.array([len(one) for one in each], np.int64))
 
     @staticmethod
     def everything(counts: Sequence[int]) -> Wanted:
-        """All pages of regions of so many pages."""
+        """Make the list of all pages of regions that have ``counts`` pages."""
         ends = np.cumsum([0, *counts])
         return Wanted(np.arange(ends[-1]) - np.repeat(ends[:-1], counts), np.array(counts, np.int64))
 
 
 class Unchanged(NamedTuple):
-    """The pages of some regions, one region behind the other, beside an older checkpoint.
+    """The pages of some regions, one region behind the other, compared with an older checkpoint.
 
-    ``starts``: where each region begins, and the end. ``kept``: which are as they were; ``numbers``: u32, of their
-    chunks there, or ZERO_PAGE.
+    ``starts``: where each region begins, and the end. ``kept``: bool, which pages are unchanged; ``numbers``: u32,
+    numbers of their chunks in the older checkpoint, or ZERO_PAGE.
     """
 
     starts: list[int]
@@ -60,20 +63,20 @@ class Unchanged(NamedTuple):
     numbers: Array
 
     def changed(self) -> list[Array]:
-        """Indices, for each region, of its other pages."""
+        """Return, for each region, the indices of its changed pages."""
         all_of_them = np.flatnonzero(~self.kept)
         cuts = np.searchsorted(all_of_them, self.starts).tolist()
         return [all_of_them[at:end] - start if at < end else _NONE
                 for start, (at, end) in zip(self.starts, pairwise(cuts), strict=False)]
 
     def wanted(self) -> Wanted:
-        """The same."""
+        """Return the changed pages of all regions as one :class:`Wanted`."""
         changed, starts = np.flatnonzero(~self.kept), np.array(self.starts)
         counts = np.diff(np.searchsorted(changed, starts))
         return Wanted(changed - np.repeat(starts[:-1], counts), counts)
 
     def counts(self) -> list[int]:
-        """Number of pages kept, of each region."""
+        """Return the number of unchanged pages of each region."""
         before = np.concatenate([[0], np.cumsum(self.kept)])[self.starts].tolist()
         return [end - at for at, end in pairwise(before)]
 
@@ -86,10 +89,10 @@ class Base:
         self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, 32)
         self._index = NameIndex()
         _, new = self._index.add(self.names)
-        self._first = np.flatnonzero(new)  #: chunk of that name, by number in the index
+        self._first = np.flatnonzero(new)  #: number in the index → chunk of that name
         self.avoided = np.zeros(len(table.body.packs), bool)  #: packs that must not be referred to
-        self._decided = False  #: which these are
-        #: (address, kind) → where its pages begin in the two arrays below, how many there are, the region's size
+        self._decided = False  #: whether ``avoided`` was decided
+        #: (address, kind) of a region → start of its pages in the two arrays below, their number, the region's size
         self._known: dict[tuple[int, str], tuple[int, int, int]] = {}
         hashed = [(region, column) for region, column in zip(table.body.state.regions, table.pages, strict=True)
                   if region.hashes]
@@ -101,7 +104,7 @@ class Base:
         self._numbers = np.concatenate([column for _, column in hashed] or [np.zeros(0, np.uint32)])
 
     def find_many(self, names: Array) -> Array:
-        """Look up names: for each row of (n, 32) ``names`` the number of the chunk of that name, or −1: int64."""
+        """Look up names: for each row of (n, 32) ``names`` the number of its chunk, or −1: (n,) int64."""
         found = self._index.find(names)
         known = np.flatnonzero(found >= 0)
         if len(known):
@@ -110,10 +113,10 @@ class Base:
         return found
 
     def prepare(self) -> None:
-        """Choose the packs to leave by what this checkpoint itself uses; else :meth:`unchanged` does, by what is left.
+        """Choose the packs to avoid by this checkpoint's own use of them; else :meth:`unchanged` does, by the rest's.
 
-        It takes a while, so it is done before a session stands still. What has
-        changed since counts one checkpoint later.
+        It takes a while, so it is done before a session is paused. Pages that have
+        changed since are counted in the next checkpoint.
         """
         state = self.table.body.state
         self._decide(state.hash_key, state.regions)
@@ -124,12 +127,12 @@ class Base:
             self._decided = True
 
     def unchanged(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
-        """Tell which pages are as they were. Nothing is, if the page hashes were made under another key."""
+        """Find the unchanged pages of ``regions``. No page is, if the page hashes were made under another key."""
         self._decide(hash_key, regions)
         return self._compare(hash_key, regions)
 
     def _compare(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
-        """A session may have thousands of regions, and it stands still meanwhile: arrays only of all of them."""
+        """Compare with arrays over all regions only: there may be thousands, and the session is paused meanwhile."""
         starts = [0, *accumulate(pagehash.page_count(region.size) for region in regions)]
         kept, numbers = np.zeros(starts[-1], bool), np.full(starts[-1], manifest.ZERO_PAGE, np.uint32)
         if self.table.body.state.hash_key == hash_key:
@@ -146,8 +149,9 @@ class Base:
         return Unchanged(starts, kept, numbers)
 
     def _common(self, regions: list[RegionState], starts: list[int]) -> tuple[list[tuple[int, int, int]], Array]:
-        """Runs of pages that the checkpoint has in the same size (index among those of ``regions``, in the checkpoint,
-        how many), and the hashes that they have now, one behind the other. Mostly all are one run.
+        """Return the runs of pages that the checkpoint has with the same size, each as (index among the pages of
+        ``regions``, index in the checkpoint, number of pages), and their present hashes, one behind the other. Mostly
+        all pages are one run.
         """
         spans: list[tuple[int, int, int]] = []
         hashes: list[bytes] = []
@@ -170,7 +174,7 @@ class Base:
         return spans, pagehash.unpack(b"".join(hashes))
 
     def _leave_sparse_packs(self, found: Unchanged) -> None:
-        """Avoid packs that only a few of these pages keep alive, within a budget."""
+        """Avoid packs of which these pages use only a small part, within the budget REWRITTEN."""
         table = self.table
         if not table.count:
             return

@@ -1,4 +1,4 @@
-"""A session's state apart from its pages: what a checkpoint's manifest and a move carry.
+"""A session's state apart from its pages, as a checkpoint's manifest and a move carry it.
 
 Encoded as msgpack with these field names; decoding is strict (types, lengths)
 and raises :class:`Corrupt`.
@@ -21,7 +21,7 @@ _KINDS = ("mapped", "global", "pinned")
 
 
 class RegionState(msgspec.Struct, frozen=True):
-    """One region; ``hashes``: 16 bytes a page (:func:`rgpu.checkpoint.pages.pagehash.pack`), empty while not known."""
+    """One region; ``hashes``: 16 bytes a page (:func:`rgpu.checkpoint.pages.pagehash.pack`), empty while unknown."""
 
     address: int
     size: int
@@ -31,7 +31,7 @@ class RegionState(msgspec.Struct, frozen=True):
     hashes: bytes = b""
 
     def region(self) -> Region:
-        """Return the region that this is the state of."""
+        """Return the device's region of which this is the state."""
         return Region(self.address, self.size, self.kind, self.owner, self.name)
 
     def page_hashes(self) -> np.ndarray[Any, Any]:
@@ -44,13 +44,13 @@ class SessionState(msgspec.Struct, kw_only=True):
 
     ``live``: the dict of :mod:`rgpu.session.objects.live_format`, opaque here. ``events``:
     event → session-clock ns of its last completed record, or None. ``clock``:
-    session clock, ns. ``answers``: answers the program has not confirmed, as
-    the worker keeps them. ``printed``: [bytes that kernels printed so far, those
-    at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``contributions``: what ranks
-    brought to collectives with other sessions, as :mod:`rgpu.server.collectives.contributions` keeps them;
+    session clock, ns. ``answers``: answers that the program has not confirmed, as
+    the worker keeps them. ``printed``: [number of bytes that kernels printed so far, the bytes
+    at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``contributions``: contributions of
+    ranks to collectives with other sessions, as :mod:`rgpu.server.collectives.contributions` keeps them;
     ``given``: how many of those it gave (:mod:`rgpu.server.collectives.given`).
     ``position``: the last applied journal position.
-    ``hash_key``: 32 bytes, keys of the page hashes.
+    ``hash_key``: 32 bytes, key of the page hashes.
     """
 
     version: int = VERSION
@@ -65,16 +65,16 @@ class SessionState(msgspec.Struct, kw_only=True):
     answers: Any = None
     printed: Any = None
     contributions: Any = msgspec.UNSET  #: left out where there are none
-    given: Any = msgspec.UNSET  #: likewise
-    device: dict[str, Any] = {}  #: name, compute capability, driver version of where it was taken
+    given: Any = msgspec.UNSET  #: left out where there are none
+    device: dict[str, Any] = {}  #: name, compute capability and driver version of the device where it was taken
 
     def encode(self) -> bytes:
-        """Encode it as msgpack, the form that manifests and moves carry."""
+        """Encode the state as msgpack, the form that manifests and moves carry."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> SessionState:
-        """Raises :class:`Corrupt` for anything but a well-formed state of this version."""
+        """Decode a state. Raises :class:`Corrupt` for anything but a well-formed state of this version."""
         try:
             state = msgspec.msgpack.decode(data, type=SessionState)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ class SessionState(msgspec.Struct, kw_only=True):
         return state
 
     def check(self) -> None:
-        """Invariants that every reader may rely on. Raises :class:`Corrupt`."""
+        """Check the invariants that every reader may rely on. Raises :class:`Corrupt`."""
 
         def bad(reason: str) -> Corrupt:
             return Corrupt(f"session state: {reason}", offset=0, reason=reason)

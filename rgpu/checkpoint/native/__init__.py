@@ -1,4 +1,4 @@
 """Inner loops over pages, compiled for the processor that runs them.
 
-It knows arrays of bytes, and nothing of checkpoints.
+It handles arrays of bytes and imports nothing of checkpoints.
 """

@@ -1,13 +1,12 @@
 """Keyed BLAKE3 of many whole pages in one call, compiled for this processor.
 
 Computes what ``blake3(page, key=key).digest()`` gives, for pages of 64 KiB.
-The library hashes a page as fast, but takes and gives back the interpreter's
-lock for each: threads that name pages side by side then wait for that lock
-more than they hash.
+The library hashes a page as fast, but releases and takes the GIL for each page:
+threads that name pages in parallel then wait for the GIL more than they hash.
 
 As the BLAKE3 paper defines it: a page is 64 chunks of 1 KiB, of which LANES are
-compressed side by side, one in each lane of a vector; the tree above them is a
-complete one, and its levels are compressed so, too.
+compressed side by side, one in each lane of a vector. The tree above them is
+complete, and its levels are compressed in the same way.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ def _splat(lanes: int, value: int) -> str:
 
 
 def _compress_ir(lanes: int) -> str:
-    """``compress(m, h, counter, flags, out)``: one block in each lane. m: 16 vectors, h, out: 8; low counters."""
+    """Return the IR of ``compress(m, h, counter, flags, out)``: one block in each lane.
+
+    m: 16 vectors; h, out: 8; counter: low words.
+    """
     kind, lines = _vector(lanes), []
     fresh = iter(range(1 << 20))
 
@@ -86,7 +88,9 @@ define internal void @compress(ptr %m, ptr %h, {kind} %counter, {kind} %flags, p
 
 
 def _transpose_ir(lanes: int) -> str:
-    """``words_of(p, m)``: the 16 words of the block at ``p`` + 1024 · lane, word by word, each of all lanes."""
+    """Return the IR of ``words_of(p, m)``: the 16 words of the block at ``p`` + 1024 · lane, word by word, each of all
+    lanes.
+    """
     kind, lines = _vector(lanes), []
     fresh = iter(range(1 << 20))
 
@@ -120,7 +124,9 @@ def _transpose_ir(lanes: int) -> str:
 
 
 def _chunks_ir(lanes: int) -> str:
-    """``chunks(p, first, key, out)``: the values of ``lanes`` chunks of a page, from ``first`` on, into rows of 64."""
+    """Return the IR of ``chunks(p, first, key, out)``: the values of ``lanes`` chunks of a page, from ``first`` on,
+    into rows of 64.
+    """
     kind = _vector(lanes)
     return f"""
 define internal void @chunks(ptr %p, i32 %first, ptr %key, ptr %out) {{
@@ -166,7 +172,9 @@ done:
 
 
 def _parents_ir(lanes: int) -> str:
-    """``parents(from, flag, key, to)``: of 2 · lanes values the lanes above them; 8 rows of 64 values in both."""
+    """Return the IR of ``parents(from, flag, key, to)``: the ``lanes`` parents of 2 · ``lanes`` values; 8 rows of 64
+    values in both.
+    """
     kind, pair = _vector(lanes), _vector(2 * lanes)
     lines = []
     for word in range(8):
@@ -202,7 +210,7 @@ define internal void @parents(ptr %from, i32 %flag, ptr %key, ptr %to) {{
 
 
 def _pages_ir(lanes: int) -> str:
-    """``name_pages(pages, pitch, count, key, names)``: key: 8 words; names: 32 bytes for each page."""
+    """Return the IR of ``name_pages(pages, pitch, count, key, names)``. key: 8 words; names: 32 bytes for each page."""
     kind, body = _vector(lanes), []
     for group in range(_CHUNKS // lanes):
         body.append(f"""
@@ -232,7 +240,7 @@ def _pages_ir(lanes: int) -> str:
   %k{word}.all = shufflevector {kind} %k{word}.one, {kind} poison, {kind} zeroinitializer
   %k{word}.to = getelementptr {kind}, ptr %keys, i64 {word}
   store {kind} %k{word}.all, ptr %k{word}.to, align 4""" for word in range(8))
-    room = 4 * 8 * _CHUNKS + 8 * lanes  # the last levels read values that nobody wrote behind those that count
+    room = 4 * 8 * _CHUNKS + 8 * lanes  # the last levels also read unwritten values behind the valid ones
     return f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
@@ -264,7 +272,7 @@ end:
 
 
 def compile_for(cpu: str, features: str, lanes: int) -> tuple[Any, Any]:
-    """(callable, what keeps its code alive). ``lanes``: chunks side by side, 8 or 16."""
+    """Return (callable, the engine that keeps its code alive). ``lanes``: chunks side by side, 8 or 16."""
     text = _compress_ir(lanes) + _transpose_ir(lanes) + _chunks_ir(lanes) + _parents_ir(lanes) + _pages_ir(lanes)
     engine = jit.compile_ir(text, cpu, features)
     return jit.function(engine, "name_pages", jit.POINTER, jit.WORD, jit.WORD, jit.POINTER, jit.POINTER), engine
@@ -272,19 +280,22 @@ def compile_for(cpu: str, features: str, lanes: int) -> tuple[Any, Any]:
 
 @jit.once
 def _compiled() -> tuple[Any, Any] | None:
-    """None where the library is the faster one: its code for narrower vectors is written by hand."""
+    """Compile for this processor; None where the library is faster: its code for narrower vectors is hand-written."""
     cpu, features, known = jit.host()
     lanes = 16 if "avx512f" in known else 8 if "avx2" in known else 0
     return compile_for(cpu, features, lanes) if lanes else None
 
 
 def prepare() -> None:
-    """Compile now what would be compiled at the first use."""
+    """Compile the code now instead of at its first use."""
     _compiled()
 
 
 def name_pages(address: int, pitch: int, count: int, key: bytes) -> np.ndarray[Any, Any]:
-    """(count, 32) uint8: the keyed BLAKE3 of the 64 KiB at ``address`` + ``pitch`` · i, each. The caller keeps them."""
+    """Return (count, 32) uint8: the keyed BLAKE3 of each 64 KiB at ``address`` + ``pitch`` · i.
+
+    The caller keeps that memory alive. Raises ValueError for a key that does not have 32 bytes.
+    """
     if len(key) != 32:
         raise ValueError(f"a BLAKE3 key has 32 bytes, not {len(key)}")
     names = np.empty((count, NAME_BYTES), np.uint8)

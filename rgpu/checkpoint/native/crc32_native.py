@@ -2,8 +2,8 @@
 
 After Gopal, Ozturk, Guilford et al., "Fast CRC Computation for Generic
 Polynomials Using PCLMULQDQ Instruction" (Intel, 2009): 64 bytes are folded into
-the next 64, at last into 16, whose CRC, begun with zero, is that of the page.
-The compiled part ends with these 16 bytes; zlib does the rest.
+the next 64, finally into 16, whose CRC, started from zero, is that of the page.
+The compiled code returns these 16 bytes; zlib computes their CRC.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KIND = "<2 x i64>"
 
 
 def _fold(name: str, value: str, factors: tuple[int, int], onto: str) -> str:
-    """``name``: ``value``, moved behind by as much as ``factors`` say, and ``onto``."""
+    """Return IR that sets ``name`` to ``value``, shifted by the distance that ``factors`` stand for, XOR ``onto``."""
     constant = f"<i64 {factors[0]}, i64 {factors[1]}>"
     return f"""
   %{name}.l = call {_KIND} @llvm.x86.pclmulqdq({_KIND} {value}, {_KIND} {constant}, i8 0)
@@ -33,7 +33,7 @@ def _fold(name: str, value: str, factors: tuple[int, int], onto: str) -> str:
 
 
 def _ir() -> str:
-    """``fold_pages(pages, pitch, count, out)``: 16 bytes of each page."""
+    """Return the IR of ``fold_pages(pages, pitch, count, out)``: 16 bytes of each page."""
     first = "".join(f"""
   %b{i}.p = getelementptr {_KIND}, ptr %page, i64 {i}
   %b{i} = load {_KIND}, ptr %b{i}.p, align 1""" for i in range(4))
@@ -89,12 +89,15 @@ def _compiled() -> tuple[Any, Any] | None:
 
 
 def prepare() -> None:
-    """Compile now what would be compiled at the first use."""
+    """Compile the code now instead of at its first use."""
     _compiled()
 
 
 def crc_pages(address: int, pitch: int, count: int) -> np.ndarray[Any, Any]:
-    """(count,) uint32: zlib's CRC-32 of the 64 KiB at ``address`` + ``pitch`` · i, each. The caller keeps them."""
+    """Return (count,) uint32: zlib's CRC-32 of each 64 KiB at ``address`` + ``pitch`` · i.
+
+    The caller keeps that memory alive.
+    """
     compiled = _compiled()
     if compiled is None:
         pages = [(ctypes.c_ubyte * PAGE).from_address(address + index * pitch) for index in range(count)]

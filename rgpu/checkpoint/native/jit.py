@@ -1,4 +1,4 @@
-"""Compiles LLVM IR for the processor that it runs on: for inner loops over pages, with the GIL released."""
+"""Compiler of LLVM IR for the host's processor: for inner loops over pages that run with the GIL released."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-# llvmlite is imported where something is compiled: daemons import this and compile nothing, and where a worker's
-# device is a GPU it would only make the start longer.
+# llvmlite is imported only where code is compiled: daemons import this module and compile nothing, and for a worker
+# whose device is a GPU the import would only make the start longer.
 
 T = TypeVar("T")
 
@@ -17,7 +17,10 @@ POINTER, WORD = ctypes.c_void_p, ctypes.c_uint64
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """``make`` is called by the first who asks; others wait for it. (Threads that begin together compiled it each.)"""
+    """Make a function that calls ``make`` once and returns its result; threads that call meanwhile wait for it.
+
+    Without the lock, threads that begin at the same time would each compile.
+    """
     lock = threading.Lock()
     found: list[T] = []
 
@@ -33,7 +36,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 @cache
 def host() -> tuple[str, str, frozenset[str]]:
-    """(name, feature string for LLVM, the features that are there) of this processor."""
+    """Return (name, feature string for LLVM, set of present features) of this processor."""
     import llvmlite.binding as llvm
 
     found = llvm.get_host_cpu_features()
@@ -41,7 +44,7 @@ def host() -> tuple[str, str, frozenset[str]]:
 
 
 def compile_ir(text: str, cpu: str, features: str) -> Any:
-    """The engine that keeps the code alive; ``get_function_address`` finds a function."""
+    """Compile IR; return the engine that keeps the code alive: its ``get_function_address`` finds a function."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -58,5 +61,5 @@ def compile_ir(text: str, cpu: str, features: str) -> Any:
 
 
 def function(engine: Any, name: str, *kinds: Any, result: Any = None) -> Any:
-    """A callable of argument types ``kinds``; the GIL is released while it runs."""
+    """Return a callable of argument types ``kinds``; the GIL is released while it runs."""
     return ctypes.CFUNCTYPE(result, *kinds)(engine.get_function_address(name))

@@ -1,12 +1,12 @@
 """Numbers by 32-byte name, for many names at once, with the GIL released: a compiled hash table with open addressing.
 
-A dict cost the thread that applies a session's calls more than all else of a checkpoint: two thirds of a microsecond of
-the interpreter for each of a hundred thousand pages; NumPy, 256 names at a time, cost as much (docs/benchmarks.md,
-"What checkpoints cost").
+A dict delays the thread that applies a session's calls more than the rest of a checkpoint does: it holds the GIL for
+two thirds of a microsecond for each of a hundred thousand pages; NumPy, 256 names at a time, costs as much
+(docs/benchmarks.md, "What checkpoints cost").
 
-A name's place is found by multiply-add hashing of its four words with random odd factors, a further set in each process
-(Dietzfelbinger et al., "A Reliable Randomized Algorithm for the Closest-Pair Problem", 1997): names that somebody chose
-do not meet more often than others.
+A name's place is found by multiply-add hashing of its four words with random odd factors, another set in each process
+(Dietzfelbinger et al., "A Reliable Randomized Algorithm for the Closest-Pair Problem", 1997): names chosen by an
+attacker do not collide more often than others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _FACTORS = np.array([secrets.randbits(64) | 1 for _ in range(4)], np.uint64)
 
 
 def _ir() -> str:
-    """``look(wanted, n, names, places, shift, mask, factors, count, add, found, fresh)``: how many there are then.
+    """Return the IR of ``look(wanted, n, names, places, shift, mask, factors, count, add, found, fresh)``.
 
-    ``found``: of each of ``wanted`` its number, or −1; with ``add`` it gets the next one, and ``fresh`` says so.
+    It returns the new number of names. ``found``: the number of each of ``wanted``, or −1; with ``add`` an unknown name
+    gets the next number, and its ``fresh`` is set.
     """
 
     def each(*lines: str) -> str:
@@ -117,12 +118,12 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def prepare() -> None:
-    """Compile now what would be compiled at the first use."""
+    """Compile the code now instead of at its first use."""
     _compiled()
 
 
 class NameIndex:
-    """``count`` different names, each with the number of those that came before it. Not thread-safe."""
+    """Index of ``count`` different names, numbered in the order in which they were added. Not thread-safe."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -131,17 +132,17 @@ class NameIndex:
         self._names = np.zeros((1 << self._bits - 1, 4), np.uint64)
 
     def find(self, wanted: Array) -> Array:
-        """Find, for each row of (n, 32) uint8 ``wanted`` the number, or −1: (n,) int64."""
+        """Find the number of each row of (n, 32) uint8 ``wanted``, or −1: (n,) int64."""
         return self._look(wanted, False)[0]
 
     def add(self, wanted: Array) -> tuple[Array, Array]:
-        """The same, where each that is unknown becomes known; and bool: which rows did so."""
+        """Find as :meth:`find` does, and add unknown names; return the numbers and (n,) bool: which rows were added."""
         while self.count + len(wanted) > len(self._names):
             self._grow()
         return self._look(wanted, True)
 
     def names(self) -> Array:
-        """(count, 32) uint8, by number."""
+        """Return the names by number: (count, 32) uint8."""
         return self._names[:self.count].view(np.uint8)
 
     def _look(self, wanted: Array, add: bool) -> tuple[Array, Array]:

@@ -1,16 +1,16 @@
 """The page hash compiled for this CPU: LLVM IR through llvmlite.
 
 Computes exactly what :func:`rgpu.checkpoint.pages.pagehash.hash_pages_numpy`
-defines, at well above 10 GB/s a core, with the GIL released, with whatever
-vectors this processor has (LLVM is told its name and features when the module
+defines, at well above 10 GB/s a core, with the GIL released, with the widest
+vectors of this processor (LLVM is given its name and features when the module
 is compiled, in this process).
 
 Level 1 goes down the page 16 columns wide: a vector of 16 words is four
-columns of a row, and in each of its 64-bit places lies a word pair. One add of
-the key, one shift and one 32 x 32 → 64 multiplication serve a vector and lane
-of NH. Level 2 adds up exactly (below 2¹⁰²) and folds once at bit 61, as
+columns of a row, and each of its 64-bit elements holds a word pair. A vector and
+lane of NH take one addition of the key, one shift and one 32 x 32 → 64
+multiplication. Level 2 adds up exactly (below 2¹⁰²) and folds once at bit 61, as
 2⁶¹ ≡ 1: the sum of the two parts is below 2p. (A plain ``urem i128`` would call
-a libgcc function that is not there.)
+a libgcc function that is not available.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rgpu.checkpoint.native import jit
 from rgpu.checkpoint.pages.hash_key import COEFFICIENTS, COLUMNS, LANES, PRIME, ROW_WORDS, ROWS, HashKey, PageHashes
 from rgpu.session.addresses import PAGE
 
-_WORDS = 16  #: of a vector: four columns of a row
+_WORDS = 16  #: words of a vector: four columns of a row
 _ROW_BYTES = 4 * COLUMNS * ROW_WORDS
 _PAIRS = f"<{_WORDS // 2} x i64>"
 _VECTOR = f"<{_WORDS} x i32>"
@@ -36,7 +36,10 @@ def _splat(value: int) -> str:
 
 
 def _key_ir(lane: int) -> str:
-    """The row's key words for one lane of NH, the same for each column of a vector; %key.p: the row's first."""
+    """Return IR that loads the row's key words for one lane of NH, the same for each column of a vector.
+
+    %key.p: the row's first key word.
+    """
     return f"""
   %k{lane}.p = getelementptr i8, ptr %key.p, i64 {8 * lane}
   %k{lane}.q = load {_QUAD}, ptr %k{lane}.p, align 4
@@ -44,9 +47,9 @@ def _key_ir(lane: int) -> str:
 
 
 def _vector_ir(group: int) -> str:
-    """A row's vector ``group``: OR it into %z, and add its products to each lane's sums.
+    """Return IR that ORs a row's vector ``group`` into %z and adds its products to each lane's sums.
 
-    %row.p: the row; %ahead.p: the same row of the page that comes next.
+    %row.p: the row; %ahead.p: the same row of the next page.
     """
     text = f"""
   %m{group}.p = getelementptr i8, ptr %row.p, i64 {4 * _WORDS * group}
@@ -67,7 +70,7 @@ def _vector_ir(group: int) -> str:
 
 
 def _store_ir(group: int, lane: int) -> str:
-    """Each column's sum: its two places of the vector added up, at %out[column][lane]."""
+    """Return IR that stores each column's sum at %out[column][lane]: its two elements of the vector added up."""
     at, columns = f"{group}.{lane}", _WORDS // ROW_WORDS
     even, odd = (", ".join(f"i32 {2 * i + side}" for i in range(columns)) for side in (0, 1))
     text = f"""
@@ -83,7 +86,8 @@ def _store_ir(group: int, lane: int) -> str:
 
 
 def _nh_ir(groups: int) -> str:
-    """``nh_columns(data, next, key, out)``: level 1 of the columns of ``groups`` vectors; returns the OR of all words.
+    """Return the IR of ``nh_columns(data, next, key, out)``: level 1 of the columns of ``groups`` vectors; it returns
+    the OR of all words.
 
     ``next``: the same columns of the next page; they are fetched meanwhile (going
     down a column, the processor's own prefetching sees only scattered lines).
@@ -125,7 +129,7 @@ end:
 
 
 def _level2_ir() -> str:
-    """``level2(n, q, length)``: one H."""
+    """Return the IR of ``level2(n, q, length)``: one H."""
     return f"""
 define internal i64 @level2(ptr %n, ptr %q, i64 %length) {{
 entry:
@@ -165,7 +169,10 @@ end:
 
 
 def _page_ir(groups: int) -> str:
-    """``hash_whole_pages(data, pitch, pages, length, key, q, out, zero)``; ``pitch``: bytes from page to page."""
+    """Return the IR of ``hash_whole_pages(data, pitch, pages, length, key, q, out, zero)``.
+
+    ``pitch``: bytes from page to page.
+    """
     columns = groups * _WORDS // ROW_WORDS
     return f"""
 define void @hash_whole_pages(ptr %data, i64 %pitch, i64 %pages, i64 %length, ptr %key, ptr %q, ptr %out, ptr %zero) {{
@@ -215,7 +222,9 @@ end:
 
 
 def compile_for(cpu: str, features: str, groups: int) -> tuple[Any, Any]:
-    """(callable, what keeps its code alive). ``groups``: vectors side by side, as many as the registers hold."""
+    """Return (callable, the engine that keeps its code alive). ``groups``: vectors side by side; the registers must
+    hold them.
+    """
     engine = jit.compile_ir(_nh_ir(groups) + _level2_ir() + _page_ir(groups), cpu, features)
     kinds = (jit.POINTER, jit.WORD, jit.WORD, jit.WORD, jit.POINTER, jit.POINTER, jit.POINTER, jit.POINTER)
     return jit.function(engine, "hash_whole_pages", *kinds), engine
@@ -228,12 +237,12 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def prepare() -> None:
-    """Compile now what would be compiled at the first use."""
+    """Compile the code now instead of at its first use."""
     _compiled()
 
 
 def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> PageHashes:
-    """The pages of a contiguous uint8 array."""
+    """Hash the pages of a contiguous uint8 array; the last page may be short."""
     function, _ = _compiled()
     whole, rest = divmod(len(flat), PAGE)
     out = np.empty((whole + bool(rest), 2), np.uint64)
@@ -249,7 +258,10 @@ def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> PageHashes:
 
 
 def hash_rows(address: int, pitch: int, count: int, key: HashKey) -> np.ndarray[Any, Any]:
-    """(count, 2) uint64 of the whole pages at ``address`` + ``pitch`` · i. The caller keeps them."""
+    """Return (count, 2) uint64: the hashes of the whole pages at ``address`` + ``pitch`` · i.
+
+    The caller keeps that memory alive.
+    """
     function, _ = _compiled()
     out, zero = np.empty((count, 2), np.uint64), np.empty(count, np.bool_)
     if count:

@@ -1,4 +1,4 @@
 """Pages of a session: their hashes, which of them changed, and copies of them that outlive a pause.
 
-It knows no store and no checkpoint.
+It imports no store and no checkpoint.
 """

@@ -1,7 +1,7 @@
-"""Device memory for the copies of a cut, taken before the session stands still.
+"""Device memory for the copies of a consistent snapshot, allocated before the session is paused.
 
-Taking it costs some ms for each GiB, which the pause need not hold. A caller that
-needs the memory more may take it away at any time, as from the cut itself.
+Allocating it takes some ms for each GiB, which would otherwise lengthen the
+pause. The memory can be released at any time, as that of the snapshot itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.session.errors import DeviceError
 
-BLOCK = 4096  #: pages copied by one call, into memory that is given back as one
+BLOCK = 4096  #: pages copied by one call, into memory that is freed as a whole
 OUT_OF_MEMORY = 2  #: CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Room:
-    """Thread-safe. ``limit``: bytes that may be taken, all together."""
+    """Blocks of device memory for copies. Thread-safe. ``limit``: bytes that may be allocated, all together."""
 
     def __init__(self, device: Device, limit: int) -> None:
         self._device = device
@@ -26,7 +26,7 @@ class Room:
         self._over = False
 
     def prepare(self, pages: int) -> int:
-        """Take room for so many pages, or as many as there is room for; returns how many."""
+        """Allocate memory for ``pages`` pages, or for as many as fit; returns how many."""
         found = 0
         while found < pages and (block := self._new(pages - found)) is not None:
             with self._lock:
@@ -50,10 +50,10 @@ class Room:
                 self._left = 0
             if error.result != OUT_OF_MEMORY:
                 raise
-            return None  # somebody else was faster
+            return None  # the free memory was allocated by another thread or process
 
     def take(self, pages: int) -> tuple[int, int] | None:
-        """(place, pages, at most as many as asked for) of a block that is the caller's from here on; None: no more."""
+        """Hand a block of at most ``pages`` pages over to the caller: (place, pages); None: there is no more memory."""
         with self._lock:
             if self._ready:
                 place, size = self._ready.pop(0)
@@ -61,7 +61,7 @@ class Room:
         return self._new(pages)
 
     def release(self) -> int:
-        """Give back what nobody took; nothing more is given. Returns the bytes."""
+        """Free the blocks that were not taken; :meth:`take` returns None from now on. Returns the bytes freed."""
         with self._lock:
             self._over = True
             blocks, self._ready = self._ready, []

@@ -1,16 +1,16 @@
-"""A consistent cut that outlives its pause: the pages of one moment, while the session runs on.
+"""A consistent snapshot that outlives its pause: the pages of one moment, while the session runs on.
 
-:func:`set_aside` is called with the session standing still. It copies pages
-into free memory of the device, as far as that reaches, and gives a view of
-that moment; :func:`freeze` does so for all that the other side of a move
-lacks, and takes the rest into host memory. The view answers the questions that
-page streams and checkpoint writers ask of a :class:`~rgpu.checkpoint.device.Device`,
-so that both work on a cut as they work on a device: ``regions``,
-``hash_pages``, ``hash_regions``, ``read`` and ``copy_and_hash``, and what
+:func:`set_aside` is called while the session is paused. It copies pages into
+free memory of the device, as far as that suffices, and returns a view of that
+moment; :func:`freeze` does so for all pages that the other side of a move
+lacks, and copies the rest into host memory. The view has the methods of a
+:class:`~rgpu.checkpoint.device.Device` that page streams and checkpoint writers use,
+so that both work on a snapshot as they work on a device: ``regions``,
+``hash_pages``, ``hash_regions``, ``read`` and ``copy_and_hash``, and the methods that
 :func:`rgpu.checkpoint.manifest.cut.take` needs.
 
-What is done in the pause is done for all pages at once: a loop over the pages
-of 64 GiB would last longer than copying them.
+Operations in the pause handle all pages at once: a loop over the pages of
+64 GiB would take longer than copying them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges, differ
 from rgpu.checkpoint.pages.pages import PageList, PageTable, page_size
 from rgpu.session.errors import DeviceError, Refused
 
-#: Device memory that a cut leaves alone: the program may map more while its cut is streamed.
+#: Bytes of device memory that a snapshot leaves free: the program may map more while its snapshot is streamed.
 RESERVE = 256 << 20
-HOST_LIMIT = 1 << 30  #: bytes of pages that may be kept in host memory, where the device has no room
-PATIENCE = 5.0  #: seconds that whoever needs the memory more waits for who reads it (a frame takes some ms)
+HOST_LIMIT = 1 << 30  #: bytes of pages that may be kept in host memory, where the device has not enough memory
+PATIENCE = 5.0  #: seconds for which :meth:`FrozenPages.give_way` waits for a reader (a frame takes some ms)
 
 Array = np.ndarray[Any, Any]
 Hashed = dict[tuple[int, int, str], PageHashes]
@@ -42,7 +42,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 class MomentView:
-    """Regions and hashes as they were at one moment; bytes still come from the device, which must not run."""
+    """Regions and hashes of one moment; bytes are still read from the device, which must not run."""
 
     def __init__(self, device: Device, regions: Sequence[Region], hashed: Sequence[PageHashes]) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class MomentView:
         return self.device.error
 
     def error_detail(self) -> str:
-        """Return what the device says of its sticky error."""
+        """Return the device's description of its sticky error."""
         return self.device.error_detail()
 
     def drain(self, timeout: float) -> bool:
@@ -82,7 +82,7 @@ class MomentView:
         return self._hashed[_identity(region)].hashes
 
     def found(self) -> list[PageHashes]:
-        """What was found in each of the regions, in their order."""
+        """Return the page hashes of all regions, in their order."""
         return [self._hashed[_identity(region)] for region in self._regions]
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
@@ -107,36 +107,37 @@ class Block:
 
 
 class FrozenPages(MomentView):
-    """The pages of a cut that were copied aside. :meth:`release` gives their memory back; also a context manager.
+    """The pages of a consistent snapshot that were copied aside. :meth:`release` frees their memory; also a context
+    manager.
 
-    Thread-safe: a caller that needs the memory more takes it away at any time with :meth:`give_way`.
+    Thread-safe: :meth:`give_way` frees the memory at any time.
     """
 
     def __init__(self, device: Device, regions: Sequence[Region], hashed: Sequence[PageHashes]) -> None:
         super().__init__(device, regions, hashed)
         self.kept: dict[int, bytes] = {}  #: address of a page → its bytes, in host memory
         self.blocks: list[Block] = []
-        self.staged_bytes = 0  #: of device memory, when the cut was made
+        self.staged_bytes = 0  #: bytes of device memory when the snapshot was made
         self._starts: list[int] = []
-        self._reason = ""  #: why the copies are gone
+        self._reason = ""  #: why the copies were freed
         self._lock = threading.RLock()
 
     def add_block(self, place: int, addresses: Array) -> None:
-        """The caller adds blocks in the order of their pages' addresses."""
+        """Add a block of copies. Blocks are added in the order of their pages' addresses."""
         self.blocks.append(Block(place, addresses))
         self._starts.append(int(addresses[0]))
         self.staged_bytes += len(addresses) * PAGE
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Copies stay where they are meanwhile. Raises :class:`Refused` when they had to give way."""
+        """Keep the copies from being freed during the block. Raises :class:`Refused` after :meth:`give_way`."""
         with self._lock:
             if self._reason:
                 raise Refused(self._reason)
             yield
 
     def place(self, address: int) -> int | None:
-        """Where the copy of the page at ``address`` is; None if there is none on the device."""
+        """Return the place of the copy of the page at ``address``; None if there is none on the device."""
         number = bisect.bisect_right(self._starts, address) - 1
         if number < 0:
             return None
@@ -147,7 +148,7 @@ class FrozenPages(MomentView):
         return block.place + index * PAGE
 
     def read(self, address: int, size: int) -> bytes:
-        """A page, whole, as it was. Raises :class:`DeviceError` for one that was not copied: it was not changed."""
+        """Return a whole page of the snapshot. Raises :class:`DeviceError` for an unchanged page: it was not copied."""
         if address in self.kept:
             return self.kept[address]
         with self.reading():
@@ -156,7 +157,7 @@ class FrozenPages(MomentView):
                 return self.device.read_staged(place, size)
         if self._was_zero(address):
             return bytes(size)
-        raise DeviceError(f"the page at {address:#x} is not among the copied pages of this cut", 1)
+        raise DeviceError(f"the page at {address:#x} is not among the copied pages of this snapshot", 1)
 
     def _was_zero(self, address: int) -> bool:
         for region in self._regions:
@@ -174,7 +175,7 @@ class FrozenPages(MomentView):
             return self.device.copy_and_hash(found, staging, key)
 
     def drop(self, block: Block) -> None:
-        """Give the memory of one block back: its pages are where they were to go."""
+        """Free the memory of one block, whose pages have been sent or stored."""
         with self._lock:
             if block in self.blocks:
                 number = self.blocks.index(block)
@@ -182,9 +183,10 @@ class FrozenPages(MomentView):
                 self.device.unstage(block.place)
 
     def give_way(self, reason: str) -> int:
-        """Give all copies' memory back now; who still reads them gets ``reason`` (Refused). Returns the bytes freed.
+        """Free all copies now; later readers get ``reason`` (Refused). Returns the bytes freed.
 
-        0 also if a reader is stuck behind the session's own work: then the memory goes when it is done.
+        Returns 0 also if a reader waits behind the session's own work for longer than PATIENCE: then the memory is
+        freed by :meth:`release`.
         """
         self._reason = self._reason or reason
         if not self._lock.acquire(timeout=PATIENCE):
@@ -197,7 +199,7 @@ class FrozenPages(MomentView):
             self._lock.release()
 
     def release(self) -> None:
-        """Give the copies' memory back. May be called more than once."""
+        """Free the copies' memory. May be called more than once."""
         with self._lock:
             blocks, self.blocks, self._starts = self.blocks, [], []
             self.kept.clear()
@@ -212,15 +214,16 @@ class FrozenPages(MomentView):
 
 
 def look(device: Device, key: bytes) -> MomentView:
-    """Regions (by address) and hashes of a device that stands still."""
+    """Hash all pages of a device, which must not run; return a view of its regions by address."""
     regions = sorted(device.regions(), key=lambda region: region.address)
     return MomentView(device, regions, device.hash_regions(regions, key))
 
 
 class Listed(NamedTuple):
-    """Pages by what is to be done with them.
+    """Wanted pages, by how they are copied.
 
-    ``pages``: a kernel can copy them; ``zeros``: nothing; ``left``: for each region the indices of all others.
+    ``pages``: a kernel can copy them; ``zeros``: they need no copy; ``left``: for each region the indices of all
+    others.
     """
 
     pages: PageList
@@ -229,9 +232,9 @@ class Listed(NamedTuple):
 
 
 def list_pages(view: MomentView, wanted: Wanted) -> Listed:
-    """``wanted``: of the regions of ``view``, ascending in each.
+    """Sort the wanted pages of the regions of ``view`` by how they are copied. ``wanted``: ascending in each region.
 
-    A kernel copies whole pages of mapped memory; module variables, pinned mirrors and short last pages it leaves.
+    A kernel copies whole pages of mapped memory, but no module variables, pinned mirrors and short last pages.
     """
     regions, found = view.regions(), view.found()
     if not regions:
@@ -241,7 +244,7 @@ def list_pages(view: MomentView, wanted: Wanted) -> Listed:
     copied = np.repeat([region.kind == "mapped" for region in regions], [len(one.zero) for one in found])
     copied[ends[[number for number, region in enumerate(regions) if region.size % PAGE]] - 1] = False
     owners, indices = np.repeat(np.arange(len(regions)), wanted.counts), wanted.indices
-    if len(indices) < len(zero):  # memory that was not touched before is what costs here: nothing is copied in vain
+    if len(indices) < len(zero):  # first use of memory dominates the cost here: arrays are copied only if need be
         places = np.repeat(ends - [len(one.zero) for one in found], wanted.counts)
         places += indices
         hashes, zero, copied = hashes[places], zero[places], copied[places]
@@ -262,13 +265,13 @@ def list_pages(view: MomentView, wanted: Wanted) -> Listed:
 
 
 def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) -> tuple[FrozenPages, list[Array]]:
-    """Copy pages of a device that stands still into its free memory: at most ``room`` bytes.
+    """Copy pages of a paused device into its free memory: at most ``room`` bytes.
 
     ``wanted``: for each region of ``view`` the indices of its pages, ascending.
-    Returns the cut and, for each region, the indices of wanted pages that are
-    not in it and not zeros: the device had no room, or a kernel cannot copy
-    them (module variables, pinned mirrors). Raises :class:`DeviceError` when
-    something ran.
+    Returns the snapshot and, for each region, the indices of wanted pages that
+    are not in it and not zeros: the device had not enough memory, or a kernel
+    cannot copy them (module variables, pinned mirrors, short last pages). Raises
+    :class:`DeviceError` when work ran meanwhile.
     """
     pages, _, left = list_pages(view, Wanted.of(wanted))
     frozen = FrozenPages(view.device, view.regions(), view.found())
@@ -282,12 +285,12 @@ def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) 
 
 
 def stage(frozen: FrozenPages, pages: PageList, key: bytes, room: Room) -> int:
-    """Copy the first pages into ``room``, as many as fit; returns how many. Raises as :func:`set_aside` does."""
+    """Copy the first pages into blocks of ``room``, as many as fit; returns how many. Raises as :func:`set_aside`."""
     return fill(frozen, pages, key, claim(frozen, pages, room))
 
 
 def claim(frozen: FrozenPages, pages: PageList, room: Room) -> list[tuple[int, int, int]]:
-    """Take blocks of ``room`` for the first pages: (place, first page, pages) of each."""
+    """Take blocks of ``room`` for the first pages; return (place, first page, number of pages) of each."""
     addresses, done, found = pages.addresses, 0, []
     while done < len(pages) and (block := room.take(len(pages) - done)) is not None:
         place, count = block
@@ -298,7 +301,7 @@ def claim(frozen: FrozenPages, pages: PageList, room: Room) -> list[tuple[int, i
 
 
 def fill(frozen: FrozenPages, pages: PageList, key: bytes, blocks: list[tuple[int, int, int]]) -> int:
-    """Copy the pages to the blocks claimed for them, and compare what arrived with their hashes; returns how many."""
+    """Copy the pages to the blocks claimed for them, and check the copies' hashes; returns how many."""
     addresses, number = pages.addresses, 0
     try:
         while number < len(blocks):
@@ -317,10 +320,10 @@ def fill(frozen: FrozenPages, pages: PageList, key: bytes, blocks: list[tuple[in
 
 
 def run_table(addresses: Array, owners: Array | None = None) -> Array:
-    """(n, 2) uint64: address and bytes of each run of whole pages that follow one another; ``addresses`` ascend.
+    """Return (n, 2) uint64: address and bytes of each run of consecutive whole pages. ``addresses``: ascending.
 
-    ``owners``: of each page its region's number; then no run goes from one into the next (a copy of two dimensions
-    must stay in one mapping).
+    ``owners``: each page's region number; then no run extends into another region (a two-dimensional copy must stay in
+    one mapping).
     """
     if not len(addresses):
         return np.zeros((0, 2), np.uint64)
@@ -333,17 +336,17 @@ def run_table(addresses: Array, owners: Array | None = None) -> Array:
 
 
 def runs(addresses: Array) -> list[tuple[int, int]]:
-    """The same as a list."""
+    """Return the rows of :func:`run_table` as a list."""
     return [(address, size) for address, size in run_table(addresses).tolist()]
 
 
 def freeze(device: Device, table: PageTable, *, reserve: int = RESERVE, host_limit: int = HOST_LIMIT) -> FrozenPages:
-    """Copy aside every page that differs from what ``table`` says was sent; the session stands still meanwhile.
+    """Copy aside every page that differs from the hash recorded as sent in ``table``; the session is paused meanwhile.
 
-    Nothing is marked as sent. Pages of zeros are known by their hash. Raises
-    :class:`Refused` when neither device nor host has room for the copies: then
-    there is no cut, and nothing was changed; :class:`DeviceError` when
-    something ran.
+    Nothing is marked as sent. Pages of zeros are recognised by their hash. Raises
+    :class:`Refused` when device and host have not enough memory for the copies:
+    then there is no snapshot, and nothing was changed; :class:`DeviceError` when
+    work ran meanwhile.
     """
     now = look(device, table.key)
     regions = now.regions()
@@ -355,7 +358,7 @@ def freeze(device: Device, table: PageTable, *, reserve: int = RESERVE, host_lim
     try:
         needed = sum(len(some) * min(PAGE, region.size) for region, some in zip(regions, left, strict=True))
         if needed > host_limit:
-            raise Refused(f"a cut needs {needed >> 20} MiB more than the {max(0, room) >> 20} MiB of free device "
+            raise Refused(f"a snapshot needs {needed >> 20} MiB more than the {max(0, room) >> 20} MiB of free device "
                           "memory, and that is too much for host memory", needed=needed)
         for region, some in zip(regions, left, strict=True):
             for index in some.tolist():

@@ -1,4 +1,4 @@
-"""The shape, the key and the result of the page hash (:mod:`.pagehash`): what its NumPy and compiled versions share."""
+"""Constants, key and result of the page hash (:mod:`.pagehash`), shared by its NumPy and compiled versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRIME = (1 << 61) - 1
 COLUMNS = 32
 ROW_WORDS = 4  #: words of a column in a row
 ROWS = PAGE // (4 * COLUMNS * ROW_WORDS)
-HASH_BYTES = 16  #: of a page's hash, packed
+HASH_BYTES = 16  #: bytes of a page's packed hash
 LANES = 4
 KEY_WORDS = ROWS * ROW_WORDS + 2 * (LANES - 1)
 COEFFICIENTS = COLUMNS * LANES * 2 + 1
@@ -24,7 +24,7 @@ _CONTEXT = "rgpu 2026 page hash v2: NH key words and level 2 multipliers"
 
 
 class PageHashes(NamedTuple):
-    """What is known of a run of pages after hashing them."""
+    """Result of hashing a run of pages."""
 
     hashes: np.ndarray[Any, Any]  #: (pages, 2) uint64
     zero: np.ndarray[Any, Any]  #: bool: the page is all zeros
@@ -40,7 +40,10 @@ class HashKey:
 
 @lru_cache(maxsize=8)
 def expand_key(key: bytes) -> HashKey:
-    """Expand 32 secret bytes to a key. The multipliers are drawn by rejection, so they are uniform in [0, p)."""
+    """Expand 32 secret bytes to a key. The multipliers are drawn by rejection, so they are uniform in [0, p).
+
+    Raises ValueError for another length.
+    """
     if len(key) != KEY_BYTES:
         raise ValueError(f"a page hash key has {KEY_BYTES} bytes, not {len(key)}")
     wanted = 2 * COEFFICIENTS

@@ -1,4 +1,4 @@
-"""The keyed page hash: tells a changed page from an unchanged one (never names content).
+"""The keyed page hash: distinguishes changed from unchanged pages (never names content).
 
 Definition (NumPy here, compiled for the host in :mod:`rgpu.checkpoint.native.pagehash_native`, CUDA in
 ``rgpu/server/device/cuda/kernels/pagehash.cu``; all three agree)
@@ -42,8 +42,8 @@ Let two different pages be fixed before the key is drawn.
   hash functions, 1979), independently for the two j, and of the level 1 key:
   p⁻² < 2⁻¹²¹·⁹.
 
-Together ≤ 2⁻¹²⁸ + p⁻² < 2⁻¹²¹, below the 2⁻¹⁰⁰ asked for, plus the advantage of
-telling the key expansion (BLAKE3 in XOF mode) from random. The program never
+Together ≤ 2⁻¹²⁸ + p⁻² < 2⁻¹²¹, below the required 2⁻¹⁰⁰, plus the advantage of
+distinguishing the key expansion (BLAKE3 in XOF mode) from random. The program never
 sees keys or hashes, so its pages do not depend on the key.
 
 Cost on a GPU, for the 512 bytes that a warp reads in a row: 16 additions, 8
@@ -51,8 +51,8 @@ multiply-adds 32 × 32 + 64, 2 logical operations (is the page all zeros?), one
 load of the data and one of the key: 28 instructions. At the memory rate of an
 H200 (4.8 TB/s, 20 bytes a clock and multiprocessor) a row may take 25 clocks;
 the additions take 8 of one pipe, the multiply-adds 4 to 8 of another, the loads
-8 of the third. (The first definition, 4 KiB of neighbouring words a block, cost
-sums across threads for each block, and a key of each thread's own for each row.)
+8 of the third. (Blocks of 4 KiB of neighbouring words would need sums across
+threads for each block, and for each row a separate key for each thread.)
 """
 
 from __future__ import annotations
@@ -82,28 +82,28 @@ from rgpu.session.addresses import PAGE
 __all__ = ["HASH_BYTES", "KEY_BYTES", "PAGE", "HashKey", "PageHashes", "Ranges", "differ", "examine_pages",
            "expand_key", "hash_page", "hash_pages", "hash_pages_numpy", "pack", "page_count", "unpack", "zero_hash"]
 
-#: (address, bytes) …, or an array of such rows (n, 2), which many cost less in
+#: (address, bytes) …, or an array of such rows (n, 2), which is cheaper for many
 Ranges = Sequence[tuple[int, int]] | np.ndarray[Any, Any]
 
 
 def page_count(size: int) -> int:
-    """Pages that ``size`` bytes take."""
+    """Return the number of pages of ``size`` bytes."""
     return -(-size // PAGE)
 
 
 def hash_pages(data: Any, key: bytes) -> np.ndarray[Any, Any]:
-    """(pages, 2) uint64 of a bytes-like object; the last page may be short."""
+    """Return (pages, 2) uint64: the page hashes of a bytes-like object; the last page may be short."""
     return examine_pages(data, key).hashes
 
 
 def examine_pages(data: Any, key: bytes) -> PageHashes:
-    """:func:`hash_pages`, and for each page whether it is all zeros (bool), found on the way."""
+    """Hash as :func:`hash_pages` does; also return for each page whether it is all zeros (bool)."""
     flat = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
     return pagehash_native.examine_pages(np.ascontiguousarray(flat), expand_key(key))
 
 
 def hash_page(data: Any, key: bytes) -> tuple[int, int]:
-    """One page of at most 64 KiB."""
+    """Hash one page of at most 64 KiB. Raises ValueError for more."""
     if len(data) > PAGE:
         raise ValueError(f"{len(data)} bytes are more than a page")
     low, high = hash_pages(data, key)[0] if len(data) else hash_pages_numpy(b"\0", key, length=0)[0]
@@ -112,12 +112,12 @@ def hash_page(data: Any, key: bytes) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def zero_hash(key: bytes, length: int = PAGE) -> tuple[int, int]:
-    """The hash of a page of ``length`` zero bytes."""
+    """Return the hash of a page of ``length`` zero bytes."""
     return hash_page(bytes(length), key)
 
 
 def hash_pages_numpy(data: Any, key: bytes, length: int | None = None) -> np.ndarray[Any, Any]:
-    """The definition in NumPy: slower than :func:`hash_pages`, and the check on it."""
+    """Hash by the definition, in NumPy: slower than :func:`hash_pages`, for checking it."""
     expanded = expand_key(key)
     flat = np.frombuffer(data, np.uint8)
     pages = page_count(len(flat))
@@ -142,17 +142,17 @@ def hash_pages_numpy(data: Any, key: bytes, length: int | None = None) -> np.nda
 
 
 def pack(hashes: np.ndarray[Any, Any]) -> bytes:
-    """16 bytes for each page, little-endian, as checkpoints and messages carry them."""
+    """Return 16 bytes for each page, little-endian, as checkpoints and messages carry them."""
     return hashes.astype("<u8", copy=False).tobytes()
 
 
 def unpack(data: bytes) -> np.ndarray[Any, Any]:
-    """The inverse of :func:`pack`, not to be written to. Raises ValueError for a length that is not whole hashes."""
+    """Invert :func:`pack`; the result is read-only. Raises ValueError for a length that is not whole hashes."""
     if len(data) % HASH_BYTES:
         raise ValueError(f"{len(data)} bytes are not whole page hashes")
     return np.frombuffer(data, "<u8").reshape(-1, 2).astype(np.uint64, copy=False)
 
 
 def differ(some: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Tell for each of two (pages, 2) arrays' rows whether they differ. (``any(axis=1)`` takes ten times as long.)"""
+    """Return for each row of two (pages, 2) arrays whether they differ. (``any(axis=1)`` takes ten times as long.)"""
     return (some[:, 0] != others[:, 0]) | (some[:, 1] != others[:, 1])

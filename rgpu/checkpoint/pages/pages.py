@@ -1,8 +1,8 @@
-"""Pages that must be sent or stored: the hashes of what the other side has.
+"""Pages that must be sent or stored, found by the hashes of the pages that the other side has.
 
-Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts as what the
-other side gets without a page being sent: zeros for mapped memory and pinned
-mirrors, unknown for module variables (their initial values are not zero).
+Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts with the contents
+that it has on the other side before a page is sent: zeros for mapped memory and
+pinned mirrors, unknown for module variables (their initial values are not zero).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PageList:
                         self.addresses[start:end])
 
     def by_region(self) -> Iterator[tuple[int, int, slice]]:
-        """(address of a region, its bytes, which rows are its pages)."""
+        """Yield (address of a region, its bytes, slice of the rows that are its pages)."""
         starts = [0, *(np.flatnonzero(np.diff(self.owners)) + 1).tolist(), len(self.owners)]
         for start, end in zip(starts, starts[1:], strict=False):
             if start < end:
@@ -89,13 +89,13 @@ class PageList:
                 yield region.address, region.size, slice(start, end)
 
     def changed(self, row: int) -> DeviceError:
-        """What to raise for a page that does not have its hash."""
+        """Make the error for a page that does not have its hash."""
         region = self.regions[int(self.owners[row])]
-        return DeviceError(f"page {self.indices[row]} of {region.address:#x} changed during the cut", 999)
+        return DeviceError(f"page {self.indices[row]} of {region.address:#x} changed during the snapshot", 999)
 
 
 def page_size(region: Region, index: int) -> int:
-    """Bytes of page ``index`` (the last one may be short). Raises IndexError outside the region."""
+    """Return the bytes of page ``index`` (the last one may be short). Raises IndexError outside the region."""
     left = region.size - index * PAGE
     if index < 0 or left <= 0:
         raise IndexError(f"page {index} of a region of {region.size} bytes")
@@ -103,7 +103,9 @@ def page_size(region: Region, index: int) -> int:
 
 
 def starting_hashes(region: Region, key: bytes) -> np.ndarray[Any, Any]:
-    """What the other side has before anything is sent; a variable's rows match no page (all ones)."""
+    """Return the hashes of a region on the other side before anything is sent; all ones, which no page has, for a
+    variable.
+    """
     count = pagehash.page_count(region.size)
     hashes = np.full((count, 2), 2**64 - 1, np.uint64)
     if region.kind != "global" and count:
@@ -113,7 +115,7 @@ def starting_hashes(region: Region, key: bytes) -> np.ndarray[Any, Any]:
 
 
 class PageTable:
-    """Last-sent hashes of every region; the difference to present ones is what is dirty.
+    """Last-sent hashes of every region; pages whose present hashes differ are dirty.
 
     ``key``: the session's 32-byte hash key. Not thread-safe.
     """
@@ -121,10 +123,10 @@ class PageTable:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self._sent: dict[tuple[int, int, str], np.ndarray[Any, Any]] = {}
-        self._mapped: list[tuple[int, int, str]] = []  #: those of mapped memory by address, once they were asked for
+        self._mapped: list[tuple[int, int, str]] = []  #: regions of mapped memory by address; empty: not built yet
 
     def follow(self, regions: Iterable[Region]) -> tuple[list[Region], list[Region]]:
-        """Adopt the present list of regions: (appeared, gone as regions without names).
+        """Adopt the present list of regions; return (new regions, removed regions without names).
 
         A region that was unmapped and mapped again between two calls looks
         the same here; its pages then differ by content, as all others do.
@@ -140,7 +142,10 @@ class PageTable:
         return appeared, gone
 
     def dirty(self, region: Region, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Indices of the pages whose present ``hashes`` differ from what was sent. Changes nothing."""
+        """Return the indices of pages whose present ``hashes`` differ from what was sent. Changes nothing.
+
+        Raises :class:`Corrupt` for another number of hashes.
+        """
         sent = self._sent[_identity(region)]
         if hashes.shape != sent.shape:
             raise Corrupt(f"{len(hashes)} page hashes for a region of {len(sent)} pages", offset=region.address,
@@ -152,16 +157,20 @@ class PageTable:
         self._sent[_identity(region)][index] = value
 
     def assume(self, region: Region, hashes: np.ndarray[Any, Any]) -> None:
-        """The other side has just these pages of a region that :meth:`follow` named."""
+        """Record the hashes of all pages of a region, known to :meth:`follow`, as the other side has them.
+
+        Raises :class:`Corrupt` for another number of hashes.
+        """
         if hashes.shape != self._sent[_identity(region)].shape:
             raise Corrupt(f"{len(hashes)} page hashes for a region of another size", offset=region.address,
                           reason="hash count")
         self._sent[_identity(region)][:] = hashes
 
     def learn(self, address: int, hashes: np.ndarray[Any, Any] | None, count: int) -> None:
-        """The other side has these ``count`` pages from ``address`` on, in a mapped region; None: nobody knows what.
+        """Record that the other side has these ``count`` pages from ``address`` on, in a mapped region; None: its
+        contents are unknown.
 
-        Of a region that :meth:`follow` dropped nothing is kept.
+        Ignored for a region that :meth:`follow` dropped.
         """
         if not self._mapped:
             self._mapped = sorted(identity for identity in self._sent if identity[2] == "mapped")
@@ -171,16 +180,19 @@ class PageTable:
             self._sent[self._mapped[number]][first:first + count] = 2**64 - 1 if hashes is None else hashes
 
     def forget(self, region: Region, index: int) -> None:
-        """The page was not delivered after all: it is dirty whatever it holds."""
+        """Mark a page as dirty, whatever it holds: it was not delivered after all."""
         self._sent[_identity(region)][index] = 2**64 - 1
 
     def sent(self, region: Region) -> np.ndarray[Any, Any]:
-        """A copy of what the other side has of a region."""
+        """Return a copy of the hashes that the other side has of a region."""
         return self._sent[_identity(region)].copy()
 
 
 def hash_present(device: Device, regions: Sequence[Region], key: bytes) -> Iterator[tuple[Region, PageHashes]]:
-    """Every region with its hashes, while work runs; what was unmapped meanwhile is left out. Raises DeviceError."""
+    """Yield every region with its hashes, while work runs; regions unmapped meanwhile are left out.
+
+    Raises DeviceError.
+    """
     try:
         yield from zip(regions, device.hash_regions(regions, key), strict=True)
         return
@@ -212,13 +224,13 @@ def read_page(device: Device, region: Region, index: int, key: bytes) -> Page:
 
 
 def collect_dirty(device: Device, table: PageTable, regions: list[Region] | None = None) -> Iterator[Page]:
-    """Every page that differs from what was sent, copied, hashed and marked as sent.
+    """Yield every page that differs from what was sent, copied, hashed and marked as sent.
 
-    ``regions``: those the other side was told of; by default the device's
-    present ones. While work runs, a page may change behind its copy: then it is
-    dirty in the next round; and a region may be unmapped: it is left out, and
-    the next call's :meth:`PageTable.follow` drops it. Only on a drained device
-    is the result a consistent cut.
+    ``regions``: the regions that the other side has; by default the device's
+    present ones. While work runs, a page may change after it was copied: then it
+    is dirty in the next round. A region may be unmapped: then it is left out, and
+    the next call's :meth:`PageTable.follow` drops it. The result is a consistent
+    snapshot only on a drained device.
     """
     regions = device.regions() if regions is None else regions
     table.follow(regions)
@@ -244,7 +256,7 @@ def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], ad
                data: Any | None) -> None:
     """Write one received page. ``address``: the region's; ``data`` None: zeros.
 
-    Raises :class:`Corrupt` for a region or an index that is not there or a
+    Raises :class:`Corrupt` for a region or an index that does not exist or a
     wrong length: nothing is written outside the session's regions.
     """
     by_address = regions if isinstance(regions, dict) else {region.address: region for region in regions}
@@ -264,7 +276,10 @@ def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], ad
 
 
 def differing(device: Device, region: Region, wanted: np.ndarray[Any, Any], key: bytes) -> np.ndarray[Any, Any]:
-    """Indices of the pages of a drained device that do not have the wanted hashes."""
+    """Return the indices of a region's pages on a drained device that do not have the wanted hashes.
+
+    Raises :class:`Corrupt` for another number of hashes.
+    """
     present = device.hash_pages(region, key)
     if present.shape != wanted.shape:
         raise Corrupt(f"{len(wanted)} page hashes for a region of {len(present)} pages", offset=region.address,

@@ -1,10 +1,10 @@
-"""The staging ring of a page stream: frames of host memory that pages pass through, each used again and again.
+"""The staging ring of a page stream: reusable frames of host memory that pages pass through.
 
-A frame has room for FRAME_PAGES pages in one run, with HEADROOM in front: what
-goes out ahead of the pages is written there, right-aligned, so that message and
-pages are sealed where they lie and no byte is gathered. ``copy_and_hash`` of a
-device copies to :meth:`PageRing.staging`; :meth:`PageRing.fetch` gives the
-frame once the pages are in it.
+A frame holds FRAME_PAGES pages in one run, with HEADROOM in front: the message
+that precedes the pages is written there, right-aligned, so that message and
+pages are sealed in place and need no gathering copy. ``copy_and_hash`` of a
+device copies to :meth:`PageRing.staging`; :meth:`PageRing.fetch` returns once
+the pages are in the frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from rgpu.session.addresses import PAGE
 
-FRAME_PAGES = 32  #: 2 MiB: long enough for the cost of a call to vanish, short enough for a processor's cache
+FRAME_PAGES = 32  #: 2 MiB: long enough to make the cost of a call negligible, short enough for a processor's cache
 HEADROOM = 4096
 FRAME = HEADROOM + FRAME_PAGES * PAGE  #: bytes of a frame
 SLOTS = 16  #: frames of a ring: 32 MiB
@@ -28,13 +28,13 @@ class PageRing(Protocol):
     slots: int
 
     def staging(self, slot: int) -> int:
-        """Address for ``copy_and_hash``: room for FRAME_PAGES pages, a multiple of 16."""
+        """Return the address for ``copy_and_hash``, a multiple of 16, with space for FRAME_PAGES pages."""
 
     def fetch(self, slot: int, pages: int) -> None:
         """Return when the first ``pages`` pages of the staging memory are in the frame. Raises DeviceError."""
 
     def frame(self, slot: int) -> memoryview:
-        """The frame's FRAME bytes: headroom, then pages."""
+        """Return the frame's FRAME bytes: headroom, then pages."""
 
 
 class HostRing:
@@ -53,10 +53,10 @@ class HostRing:
         return self._address + slot * FRAME + HEADROOM
 
     def fetch(self, slot: int, pages: int) -> None:
-        """The pages are there already."""
+        """Return at once: the pages are in the frame already."""
 
     def frame(self, slot: int) -> memoryview:
         """Return slot ``slot`` as writable memory, its headroom included."""
         memory = (ctypes.c_ubyte * FRAME).from_address(self._address + slot * FRAME)
-        memory.ring = self  # type: ignore[attr-defined]  # what a view is of must not go before it
+        memory.ring = self  # type: ignore[attr-defined]  # the ring must outlive its views
         return memoryview(memory).cast("B")

@@ -1,1 +1,1 @@
-"""A session's state taken from a device and put back on one. It knows no registry and no node."""
+"""A session's state taken from a device and restored on one. It imports no registry and no node."""

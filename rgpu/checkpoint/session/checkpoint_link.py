@@ -1,10 +1,11 @@
 """The worker's side of the process that writes its checkpoints (:mod:`.checkpoint_process`).
 
-Numbering chunks, writing packs and the manifest took 0.3 s of the worker's interpreter for a checkpoint of 5 GB, and
-the thread that applies the session's calls needs that interpreter: its steps were longer by as much, all together
-(docs/benchmarks.md, "What checkpoints cost"). Here a frame costs one message and one answer.
+Numbering chunks, writing packs and the manifest held the worker's GIL for 0.3 s in a checkpoint of 5 GB, and delayed
+the thread that applies the session's calls by as much in total (docs/benchmarks.md, "What checkpoints cost"). With a
+process, a frame costs one message and one answer.
 
-:class:`RemoteWriter` is to :mod:`.checkpointing` what an :class:`rgpu.checkpoint.store.writer.CheckpointWriter` is.
+:class:`RemoteWriter` has the interface of :class:`rgpu.checkpoint.store.writer.CheckpointWriter` that
+:mod:`.checkpointing` uses.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from rgpu.session.errors import LinkError, RgpuError, StoreError, StoreUnreachab
 log = structlog.get_logger(__name__)
 
 PATIENCE = 60.0  #: seconds for the process to begin a checkpoint (it starts, and reads the previous one), or to end one
-DEAD_SECONDS = 10.0  #: until nothing of a process that was killed is left
+DEAD_SECONDS = 10.0  #: until a killed process and its children have ended
 _ENDED = "the process that writes checkpoints ended: take the checkpoint again"
 
 
 class Link:
-    """A process that was started, and what it was asked. Thread-safe."""
+    """A process and the requests that it has not answered. Thread-safe."""
 
     def __init__(self) -> None:
-        """Raises :class:`StoreError` when it cannot be started."""
+        """Start the process. Raises :class:`StoreError` when it cannot be started."""
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[tuple[Any, list[int]]]] = {}
         self._done: dict[int, Callable[[], None]] = {}  #: what to call for each ticket
-        self.failed: Callable[[RgpuError], None] = lambda error: None  #: told what went wrong
+        self.failed: Callable[[RgpuError], None] = lambda error: None  #: called with a failure of the checkpoint
         self.lost = False
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life, held = os.pipe()
@@ -72,14 +73,14 @@ class Link:
             there.close()
             os.close(held)
         self.pid = self._process.pid
-        # One that is frozen must not hold up whoever tells it something: the session may stand still meanwhile.
+        # A suspended process must not block a sender: the session may be paused meanwhile.
         limit = struct.pack("ll", *divmod(int(1e6 * STILL_PATIENCE), 10**6))
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._channel = Channel(here)
         threading.Thread(target=self._read, name="image-link", daemon=True).start()
 
     def _read(self) -> None:
-        """Until the process is gone."""
+        """Receive messages until the process has ended."""
         try:
             while True:
                 message, fds = self._channel.receive()
@@ -113,7 +114,9 @@ class Link:
             future.set_exception(StoreError(_ENDED))
 
     def ticket(self, done: Callable[[], None]) -> int:
-        """``done`` is called once, when the process says so, or by :meth:`done`, or :meth:`all_done`."""
+        """Return a ticket. ``done`` is called once: when the process sends the ticket back, by :meth:`done`, or by
+        :meth:`all_done`.
+        """
         number = next(self._numbers)
         with self._lock:
             self._done[number] = done
@@ -134,7 +137,9 @@ class Link:
             done()
 
     def tell(self, name: str, fds: Sequence[int] = (), **values: Any) -> None:
-        """Raises :class:`StoreError` when the process is gone, :class:`StoreUnreachable` when it takes nothing."""
+        """Send a message without an answer. Raises :class:`StoreError` when the process has ended,
+        :class:`StoreUnreachable` when it receives nothing for STILL_PATIENCE.
+        """
         try:
             self._channel.send({"do": name, **values}, tuple(fds))
         except LinkError as error:
@@ -144,7 +149,9 @@ class Link:
             raise StoreError(_ENDED) from error
 
     def ask(self, name: str, fds: Sequence[int] = (), **values: Any) -> Future[tuple[Any, list[int]]]:
-        """Its answer, and the descriptors beside it; the same errors, those of the answer in the future."""
+        """Send a request; return a future of the answer and its descriptors. Raises as :meth:`tell` does; an error in
+        the answer is raised by the future.
+        """
         number, future = next(self._numbers), Future[tuple[Any, list[int]]]()
         with self._lock:
             self._asked[number] = future
@@ -159,13 +166,13 @@ class Link:
         return future
 
     def end(self) -> None:
-        """Kill it, with all that it started; when this returns nobody writes to a frame any more. Once is enough."""
+        """Kill the process and its children; afterwards none writes to a frame. A second call does nothing."""
         if self._life < 0:
-            return  # its number may be another one's by now
+            return  # the PID may belong to another process by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        if not select.select([self._life], [], [], DEAD_SECONDS)[0]:  # ends when nobody holds the other end
+        if not select.select([self._life], [], [], DEAD_SECONDS)[0]:  # ready once no process holds the other end
             log.warning("processes that encode pages do not end", seconds=DEAD_SECONDS)
         os.close(self._life)
         self._life = -1
@@ -174,13 +181,13 @@ class Link:
 
 
 class CheckpointProcess:
-    """Starts the process when it is first needed, and again when it ended. One checkpoint at a time."""
+    """Starter of the process: when it is first needed, and again when it ended. One checkpoint at a time."""
 
     def __init__(self) -> None:
         self._link: Link | None = None
 
     def link(self) -> Link:
-        """Raises :class:`StoreError`."""
+        """Return the link to a running process. Raises :class:`StoreError`."""
         if self._link is not None and self._link.lost:
             self._link.end()
             self._link = None
@@ -190,13 +197,16 @@ class CheckpointProcess:
 
 
 class RemotePace:
-    """Pace of the process that writes, used as :class:`rgpu.checkpoint.store.pace.Pace` is."""
+    """Write rate of the process, used as :class:`rgpu.checkpoint.store.pace.Pace` is."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
 
     def renew(self, rate: float) -> tuple[float, bool]:
-        """Raises :class:`StoreError` when the process is gone."""
+        """Set the rate, bytes/s; return (bytes/s used since the last call, whether a thread waited for the rate).
+
+        Raises :class:`StoreError` when the process has ended.
+        """
         told = self._ask("pace", STILL_PATIENCE, rate=rate)
         return float(told["used"]), bool(told["waited"])
 
@@ -211,7 +221,7 @@ class RemoteWriter:
                  staging: int, base: str = "", others: Sequence[str] = (), rate: float = 0.0) -> None:
         self.name, self.staging = name, staging
         self.pace = RemotePace(self._ask)
-        self._knows: set[int] = set()  #: frames
+        self._knows: set[int] = set()  #: frames that the process has mapped
         self._failure: RgpuError | None = None
         self._over = False
         try:
@@ -246,7 +256,9 @@ class RemoteWriter:
             raise StoreError(f"no memory to tell the process that writes checkpoints: {error}") from error
 
     def _ask(self, name: str, seconds: float, fds: Sequence[int] = (), **values: Any) -> Any:
-        """The answer; what came beside it is closed. Raises what the process answers, :class:`StoreUnreachable`."""
+        """Send a request and return its answer; descriptors of the answer are closed. Raises the error of the answer,
+        :class:`StoreUnreachable`.
+        """
         answer, beside = self._wait(self._link.ask(name, fds, **values), seconds)
         close_all(beside)
         return answer
@@ -261,10 +273,10 @@ class RemoteWriter:
 
     # -- as a CheckpointWriter -------------------------------------------------------------
     def prepare(self) -> None:
-        """The process did when it began."""
+        """Do nothing: the process has prepared when it began the checkpoint."""
 
     def wanted(self, hash_key: bytes, regions: list[RegionState]) -> Wanted:
-        """Ask which pages of ``regions`` the store lacks. Raises :class:`StoreError`."""
+        """Request the list of pages of ``regions`` that the store lacks. Raises :class:`StoreError`."""
         self.check()
         fd = self._bulk(pack_regions(regions))
         try:
@@ -274,13 +286,15 @@ class RemoteWriter:
         return unpack_wanted(unbulk(beside))
 
     def inherit(self, state: SessionState) -> None:
-        """Take over from the base what is unchanged in ``state``. Raises :class:`StoreError`."""
+        """Take over the pages of the base that are unchanged in ``state``. Raises :class:`StoreError`."""
         self.check()
         self._tell_bulk("inherit", manifest.state_pieces(state))
 
     def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
                  memory: Shared | None = None) -> None:
-        """``memory`` holds the rows from its start on."""
+        """Add whole pages in the first rows of a frame. ``memory``: the frame's, with the rows from its start on;
+        ``done`` is called once the process does not use the rows any more.
+        """
         assert memory is not None
         ticket = self._link.ticket(done)
         try:
@@ -299,13 +313,13 @@ class RemoteWriter:
         self._tell_bulk("zeros", [pack_pages(pages)])
 
     def add_page(self, page: Page) -> None:
-        """Add a page of the region that was asked about last."""
+        """Add a page of one of the regions of the last call of :meth:`wanted`."""
         self.check()
         self._tell_bulk("page", [page.data or b""], region=page.region.address, index=page.index, hash=list(page.hash))
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Context in which the writer keeps to no rate."""
+        """Suspend the writer's rate limit for the block."""
         self._link.tell("hurry", on=True)
         try:
             yield
@@ -322,7 +336,7 @@ class RemoteWriter:
     def takes_nothing(self) -> RgpuError:
         """Make the error of a store that took nothing while the session was paused for it."""
         return StoreUnreachable(f"checkpoint {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
-                                "session stood still for it")
+                                "session was paused for it")
 
     def check(self) -> None:
         """Raise the failure of the checkpoint, if it has one."""
@@ -331,7 +345,9 @@ class RemoteWriter:
 
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
                facts: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Waits as long as the store takes; once the checkpoint was given up, no longer than PATIENCE."""
+        """Make the checkpoint exist; returns its counts. Waits as long as the store takes, but no longer than PATIENCE
+        once the checkpoint was given up.
+        """
         self.check()
         future = self._link.ask("finish", statistics=statistics or {}, facts=facts or {})
         given_up = 0.0
@@ -345,14 +361,15 @@ class RemoteWriter:
                     if time.monotonic() > given_up + PATIENCE:
                         raise self._failure from None
             except RgpuError:
-                self.check()  # what was given as the reason here comes first
+                self.check()  # a reason that was given on this side has precedence
                 raise
         close_all(beside)
         self._over = True
         return dict(counts)
 
     def abort(self) -> None:
-        """Harmless after :meth:`finish`; never raises. Afterwards nobody refers to a frame."""
+        """Remove what was written. Does nothing after :meth:`finish`; never raises. Afterwards no process uses a frame.
+        """
         if not self._over:
             self._over = True
             self.give_up(StoreError(f"checkpoint {self.name} was given up"))
@@ -374,7 +391,7 @@ class RemoteWriter:
 
 
 def _close_beside(future: Future[tuple[Any, list[int]]]) -> None:
-    """Of an answer that nobody waits for any more."""
+    """Close the descriptors of an answer for which no thread waits any more."""
     if future.exception() is None:
         close_all(future.result()[1])
 

@@ -1,30 +1,32 @@
-"""A process that writes a worker's checkpoints: beside the worker, it has an interpreter of its own. See
+"""A process that writes a worker's checkpoints, so that this does not hold the worker's GIL. See
 :mod:`.checkpoint_link`.
 
     python -m rgpu.checkpoint.session.checkpoint_process FD LIFE
 
-``FD``: a socket of packets (:mod:`rgpu.link.local.packets`); ``LIFE``: is held open by this process and by all that it
-starts, and by nobody else. It knows the store that it is granted, and never the device: pages come in frames.
+``FD``: a socket of packets (:mod:`rgpu.link.local.packets`); ``LIFE``: a descriptor that only this process and its
+children hold open. The process has access to the store that it is granted, and not to the device: pages are handed
+over in frames.
 
 ============ =================================================================================
 ``begin``    checkpoint, base, others, staging, rate, and the grant of a store with its descriptors
 ``wanted``   bulk: a table of regions and their hashes (:func:`pack_regions`); answered with
-             bulk: which pages of it are to be added (:func:`pack_wanted`)
+             bulk: the pages of them that are to be added (:func:`pack_wanted`)
 ``inherit``  bulk: the session's state
-``rows``     ticket, frame (with its descriptor at first), its size, count, hash key; pages
-             (:func:`pack_pages`); answered with ``done`` and the ticket, whatever became of it
+``rows``     ticket, frame (with its descriptor the first time), its size, count, hash key; pages
+             (:func:`pack_pages`); answered with ``done`` and the ticket, also after an error
 ``zeros``    bulk: pages
 ``page``     address of its region, index, hash; bulk: its bytes
-``hurry``    whether the session stands still
-``pace``     bytes/s from now on; answered with what was used, and whether anybody waited
-``give_up``  why
+``hurry``    whether the session is paused
+``pace``     bytes/s from now on; answered with the bytes/s used, and whether a thread waited
+``give_up``  the reason
 ``finish``   statistics, facts; answered with the checkpoint's counts
-``abort``    nothing of the checkpoint stays; answered when that is so
+``abort``    remove what was written of the checkpoint; answered when that is done
 ============ =================================================================================
 
-Requests with ``id`` are answered with ``ok`` or ``error``. What goes wrong with another one is told as ``failed``,
-once; then only ``abort`` and ``finish``, which fails as well, do anything. Bulk is a memfd beside the message.
-The socket's end ends the process: what it was writing is the collector's (docs/developers/image-format.md).
+Requests with ``id`` are answered with ``ok`` or ``error``. The first error of a request without is reported as
+``failed``; then only ``abort`` and ``finish``, which fails as well, have an effect. Bulk is a memfd beside the message.
+The process ends when the socket is closed; the collector removes what it was writing
+(docs/developers/image-format.md).
 """
 
 from __future__ import annotations
@@ -60,16 +62,16 @@ from rgpu.session.errors import LinkError, RgpuError, StoreError, from_dict
 log = structlog.get_logger(__name__)
 
 KINDS = ("mapped", "global", "pinned")
-LARGE = 1 << 20  #: bytes of a piece that is not copied before it is written
+LARGE = 1 << 20  #: bytes from which on a piece is written without being copied
 _PAGE = np.dtype([("owner", "<u4"), ("index", "<u4"), ("hash", "<u8", 2)])
 _REGION = np.dtype([("address", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("hashes", "<u4")])
 
 
 # -- what messages carry -------------------------------------------------------------
 def bulk(pieces: Sequence[Any]) -> int:
-    """A memfd that holds the pieces, one behind the other. Raises OSError.
+    """Make a memfd that holds the pieces, one behind the other. Raises OSError.
 
-    Small ones are written together: the writer waits for the interpreter again after each.
+    Small pieces are written together, since the thread waits for the GIL again after each write.
     """
     fd = os.memfd_create("rgpu-bulk", os.MFD_CLOEXEC)
     try:
@@ -85,7 +87,7 @@ def bulk(pieces: Sequence[Any]) -> int:
 
 
 def unbulk(fds: list[int]) -> memoryview:
-    """What such a descriptor, the only one, holds; it is closed."""
+    """Return the contents of the memfd that is the only one of ``fds``, and close it."""
     (fd,) = fds
     try:
         size = os.fstat(fd).st_size
@@ -112,7 +114,7 @@ def unpack_regions(data: memoryview) -> list[RegionState]:
 
 
 def pack_wanted(wanted: Wanted) -> list[Any]:
-    """Encode the pages that are wanted as pieces."""
+    """Encode the list of wanted pages as pieces."""
     return [len(wanted.counts).to_bytes(8, "little"), wanted.counts.astype("<u4"), wanted.indices.astype("<u4")]
 
 
@@ -139,7 +141,7 @@ def unpack_pages(regions: Sequence[Region], data: Any) -> PageList:
 
 # -- the process -----------------------------------------------------------------------
 class Server:
-    """What the process has in hand: one checkpoint at a time."""
+    """State of the process: it writes one checkpoint at a time."""
 
     def __init__(self, channel: Channel, count: int, life: int) -> None:
         self._channel = channel
@@ -149,20 +151,20 @@ class Server:
         self._writer: CheckpointWriter | None = None
         self._pace = Pace()
         self._failure: RgpuError | None = None
-        self._regions: list[Region] = []  #: that it was asked about last
+        self._regions: list[Region] = []  #: regions of the last ``wanted``
         self._by_address: dict[int, Region] = {}
         self._state: SessionState | None = None
         self._hurried: contextlib.AbstractContextManager[None] | None = None
         self._frames: dict[int, tuple[Shared, Array]] = {}
 
     def run(self) -> None:
-        """Until the socket ends, which ends the process."""
+        """Serve requests until the socket is closed, which ends the process."""
         threading.Thread(target=self._read, name="read", daemon=True).start()
         while True:
             self._do(*self._messages.get())
 
     def _read(self) -> None:
-        """What must not wait behind the store is done here."""
+        """Receive messages; those that must not wait behind the store are handled here."""
         try:
             while True:
                 message, fds = self._channel.receive()
@@ -174,7 +176,7 @@ class Server:
                     self._channel.send({"id": message["id"], "ok": {"used": used, "waited": waited}})
                 else:
                     self._messages.put((message, fds))
-        except BaseException:  # the worker is gone, or nobody will ever answer it
+        except BaseException:  # the worker has ended, or its requests cannot be served any more
             os._exit(0)
 
     def _do(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -279,7 +281,7 @@ class Server:
         return None, ()
 
     def _end(self) -> None:
-        """Whatever was not finished is removed."""
+        """End the checkpoint; an unfinished one is removed."""
         self._writer = self._state = self._hurried = None
         self._failure = None
         try:
@@ -291,8 +293,8 @@ class Server:
 
 
 def main(fd: int, life: int) -> None:
-    """Serve the worker on socket ``fd`` until it or ``life`` closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    """Serve the worker on socket ``fd`` until it is closed. ``life``: a descriptor to hold open, see the module's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the worker
     configure_logging()  # to the worker's log
     with contextlib.suppress(OSError):
         os.nice(encoders.NICE)

@@ -1,16 +1,15 @@
-"""A checkpoint of a session that runs on: one pause, and everything else around it.
+"""A checkpoint of a running session: one short pause, all other work before and after it.
 
-Before the pause, the previous checkpoint is read, what will have to be copied is
-estimated from the pages as they are, and memory for it is taken: on the device
-(:mod:`rgpu.checkpoint.pages.copy_memory`), and where that has none, in the host (:mod:`rgpu.checkpoint.codec.frames`).
-In the
-pause, every page is hashed, the session's state is taken, and pages that the
-store lacks are copied aside on the device (:mod:`rgpu.checkpoint.pages.frozen`); those that find no
-room there go to frames of host memory, and nothing else is done with them.
-Behind it, the session runs, and the copies are read, named, compressed and
-stored; each block of device memory is given back once it was read.
+Before the pause, the previous checkpoint is read, the pages that will have to be copied are
+estimated from the present ones, and memory for the copies is allocated: on the device
+(:mod:`rgpu.checkpoint.pages.copy_memory`), and where that has not enough, in the host
+(:mod:`rgpu.checkpoint.codec.frames`). In the pause, every page is hashed, the session's state is
+taken, and pages that the store lacks are copied aside on the device
+(:mod:`rgpu.checkpoint.pages.frozen`); pages for which it has not enough memory are only read into frames
+of host memory. After the pause, the session runs, and the copies are read, named, compressed and
+stored; each block of device memory is freed once it was read.
 
-A caller that needs that memory more, or the session to be left alone, calls
+To get that memory back earlier, or to leave the session undisturbed, call
 :meth:`Checkpointing.give_way`: the checkpoint is given up, with that reason.
 """
 
@@ -46,35 +45,35 @@ from rgpu.checkpoint.session.checkpoint_link import RemoteWriter
 from rgpu.checkpoint.store.writer import STILL_PATIENCE, CheckpointWriter
 from rgpu.session.errors import DeviceError, Refused
 
-#: The session stands still while it is entered; raises :class:`TimedOut` if it cannot.
+#: Makes a context in which the session is paused; raises :class:`TimedOut` if it cannot be paused.
 StandStill = Callable[[], AbstractContextManager[None]]
-#: The session's state of the moment of a view.
+#: Returns the session's state at the snapshot point of a view.
 Take = Callable[[MomentView], SessionState]
 
-#: Of this process, or of another.
+#: A writer in this process, or in another.
 Writer = CheckpointWriter | RemoteWriter
 
-LOOKS = 3  #: before the pause, while memory comes and goes
-#: What changes until the pause: room for this share of what must be copied now is taken in addition, and so many pages.
+LOOKS = 3  #: tries to hash the pages before the pause, while the program maps and unmaps memory
+#: Allowance for changes until the pause: memory for this share of the pages found, and for so many pages, is added.
 MORE, MORE_PAGES = 1 / 8, 1024
-BEGUN = 4  #: frames that may stay half empty: of mapped memory, of variables, of mirrors, of short pages
-ASK_SECONDS = 0.5  #: between two looks whether the checkpoint was given up, while all frames are in use
+BEGUN = 4  #: frames that may be partly filled: of mapped memory, of variables, of mirrors, of short pages
+ASK_SECONDS = 0.5  #: between two checks whether the checkpoint was given up, while all frames are in use
 
 
 @dataclass
 class Taken:
-    """What one checkpoint cost. Times in ms, sizes in bytes."""
+    """Costs of one checkpoint. Times in ms, sizes in bytes."""
 
-    pause_ms: float = 0.0  #: the session stood still, its work drained
-    drain_ms: float = 0.0  #: from the request until it stood still: its work came to an end
-    cut_bytes: int = 0  #: set aside on the device
-    paused_bytes: int = 0  #: read while the session stood still
-    prepare_ms: float = 0.0  #: before the pause: an estimate was made, and memory taken
-    hash_ms: float = 0.0  #: of the pause: every page was hashed
-    state_ms: float = 0.0  #: of the pause: the state was taken, and compared with the previous checkpoint
-    room_ms: float = 0.0  #: of the pause: memory of the device was taken that nobody had foreseen
-    copy_ms: float = 0.0  #: of the pause: pages were copied aside on the device
-    read_ms: float = 0.0  #: of the pause: pages were read
+    pause_ms: float = 0.0  #: pause: the session's work was drained and none began
+    drain_ms: float = 0.0  #: from the request until the pause began: the session's work was completed
+    cut_bytes: int = 0  #: copied aside on the device
+    paused_bytes: int = 0  #: read during the pause
+    prepare_ms: float = 0.0  #: before the pause: estimate the pages, allocate memory
+    hash_ms: float = 0.0  #: in the pause: hash every page
+    state_ms: float = 0.0  #: in the pause: take the state, and compare it with the previous checkpoint
+    room_ms: float = 0.0  #: in the pause: allocate device memory beyond the estimate
+    copy_ms: float = 0.0  #: in the pause: copy pages aside on the device
+    read_ms: float = 0.0  #: in the pause: read pages
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, times rounded to a µs."""
@@ -82,7 +81,7 @@ class Taken:
 
 
 class Clock:
-    """Adds up what the parts of a pause take."""
+    """Stopwatch for the parts of a pause; adds their times to ``taken``."""
 
     def __init__(self, taken: Taken) -> None:
         self._taken, self._last = taken, time.monotonic()
@@ -96,7 +95,7 @@ class Clock:
 
 @dataclass
 class Held:
-    """What a pause read: whole pages in frames, and short ones."""
+    """Pages that were read in the pause: whole ones in frames, and short ones as bytes."""
 
     frames: list[tuple[Frame, PageList]]
     short: list[tuple[Region, int, bytes, tuple[int, int]]]
@@ -105,8 +104,9 @@ class Held:
 class Checkpointing:
     """See the module docstring. One thread calls :meth:`run`, once; any may call :meth:`give_way`.
 
-    ``room``: bytes of device memory that the cut may take at most, None: all that is free.
-    ``point`` is called with the name of each step: tests break things there.
+    ``room``: bytes of device memory that the snapshot may use at most, None: all that is free. ``reserve``: bytes of
+    free device memory that it leaves in any case. ``point`` is called with the name of each step: tests inject faults
+    there.
     """
 
     def __init__(self, device: Device, hash_key: bytes, room: int | None = None, *, reserve: int = RESERVE,
@@ -123,7 +123,7 @@ class Checkpointing:
 
     # -- giving way -----------------------------------------------------------------
     def give_way(self, reason: str) -> int:
-        """Give the checkpoint up; returns the bytes of device memory that this freed. What is complete stays so."""
+        """Give the checkpoint up; returns the bytes of device memory that this freed. A complete checkpoint stays."""
         with self._lock:
             self._reason = self._reason or f"the checkpoint gave way: {reason}; take it again"
             frozen, writer, room = self._frozen, self._writer, self._room
@@ -133,7 +133,9 @@ class Checkpointing:
         return frozen.give_way(self._reason) if frozen is not None else freed
 
     def wait_read(self, seconds: float) -> bool:
-        """Once it was to give way: until the device, and its staging ring, are not used any more."""
+        """Wait, after :meth:`give_way`, ``seconds`` at most until the checkpoint does not use the device and its
+        staging ring any more; returns whether that is so.
+        """
         if not self._using.acquire(timeout=max(0.0, seconds)):
             return False
         self._using.release()
@@ -141,7 +143,7 @@ class Checkpointing:
 
     @property
     def gave_way(self) -> str:
-        """Why it is given up; empty while it is not."""
+        """Reason for which the checkpoint was given up; empty while it is not."""
         return self._reason
 
     def _check(self) -> None:
@@ -151,7 +153,7 @@ class Checkpointing:
     # -- the checkpoint --------------------------------------------------------------------
     def run(self, writer: Writer, stand_still: StandStill, take: Take,
             facts: dict[str, Any] | None = None) -> tuple[SessionState, dict[str, Any]]:
-        """Write the checkpoint; its state and statistics. The caller discards the writer when this raises.
+        """Write the checkpoint; return its state and statistics. The caller discards the writer when this raises.
 
         Raises :class:`Refused` when it had to give way, and what ``stand_still``, ``take`` and the writer raise.
         """
@@ -183,14 +185,14 @@ class Checkpointing:
 
     # -- before the pause ----------------------------------------------------------------
     def _prepare(self, writer: Writer) -> Room:
-        """Take memory for what would have to be copied now."""
+        """Allocate memory for the pages that would have to be copied now."""
         began = time.monotonic()
         room, frames = Room(self.device, self._free()), self.device.frames()
         with self._lock:
             self._check()
             self._room = room
         frames.allow(writer.staging)
-        # Where kernels run on the processors that would hash, and memory costs nothing before it is used: not there.
+        # No estimate where kernels run on the processors that would hash, and where unused memory costs nothing.
         view = None if getattr(self.device, "shares_processors", False) else self._look_ahead()
         if view is not None:
             regions = [RegionState(region.address, region.size, region.kind, hashes=pagehash.pack(found.hashes))
@@ -204,11 +206,11 @@ class Checkpointing:
         return room
 
     def _look_ahead(self) -> MomentView | None:
-        """The pages as they are, while the session changes them; None if they cannot be had."""
+        """Hash the pages while the session runs and changes them; None if that fails LOOKS times."""
         for _ in range(LOOKS):
             try:
                 return look(self.device, self.hash_key)
-            except DeviceError:  # memory went away meanwhile
+            except DeviceError:  # memory was unmapped meanwhile
                 continue
         return None
 
@@ -255,7 +257,7 @@ class Checkpointing:
             self._check()
 
     def _read_whole(self, writer: Writer, pages: PageList, held: Held, pinned: bool = False) -> None:
-        """Pages of the device that stands still, into frames; to the writer only when there are no more frames."""
+        """Read pages of the paused device into frames; hand frames to the writer only when no more are free."""
         addresses, at = pages.addresses, 0
         while at < len(pages):
             frame = self._frame_now(writer, held)
@@ -270,7 +272,7 @@ class Checkpointing:
             at = end
 
     def _read_pinned(self, frame: Frame, ranges: list[list[int]]) -> None:
-        """Mirrors are host memory already: no business of a copy engine."""
+        """Read pages of mirrors by the CPU: they are host memory already and need no copy engine."""
         row, start = 0, frame.rows.shape[1] - PAGE
         for address, size in ranges:
             count = size // PAGE
@@ -291,7 +293,7 @@ class Checkpointing:
         return frame
 
     def _read_left(self, writer: Writer, view: MomentView, left: list[Array], held: Held) -> None:
-        """What is never set aside: module variables, pinned mirrors, short last pages."""
+        """Read the pages that are never copied aside: module variables, pinned mirrors, short last pages."""
         variables: list[tuple[int, Any, Any]] = []
         mirrors: list[tuple[int, Any, Any]] = []
         short: list[tuple[Region, int, Array]] = []
@@ -306,7 +308,7 @@ class Checkpointing:
         self._read_short(writer, short, held)
 
     def _read_short(self, writer: Writer, short: list[tuple[Region, int, Array]], held: Held) -> None:
-        """(region, index, hash) of last pages that are less than a page."""
+        """Read last pages that are shorter than a page; ``short``: (region, index, hash) of each."""
         at = 0
         while at < len(short):
             frame = self._frame_now(writer, held)
@@ -328,12 +330,12 @@ class Checkpointing:
     # -- behind the pause ----------------------------------------------------------------
     def _store(self, frozen: FrozenPages, writer: Writer, state: SessionState, zeros: PageList, pages: PageList,
                held: Held) -> None:
-        """Everything of the cut into the writer; memory goes back block by block."""
+        """Hand all pages of the snapshot to the writer; the memory of the copies is freed block by block."""
         writer.inherit(state)
         self._hand_over(writer, held)
         for region, index, data, value in held.short:
             if pagehash.hash_page(data, self.hash_key) != value:
-                raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
+                raise DeviceError(f"page {index} of {region.address:#x} changed during the snapshot", 999)
             writer.add_page(Page(region, index, data, value))
         writer.add_zeros(zeros)
         done = 0
@@ -368,7 +370,7 @@ class Checkpointing:
                         frame.shared)
 
     def _let_go(self, held: Held) -> None:
-        """Frames that nobody will store; the device may still be filling them."""
+        """Give back frames that will not be stored, once the device has stopped filling them."""
         while held.frames:
             frame, _ = held.frames.pop()
             try:

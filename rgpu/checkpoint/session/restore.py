@@ -1,8 +1,8 @@
-"""Rebuilding a session on a fresh device: replay what is structural, write pages, verify.
+"""Rebuilding a session on a fresh device: replay the structural calls, write pages, verify.
 
 The order is fixed: objects first (their replay maps memory and places module
-variables), then the addresses are compared, then pages are written over what
-the loads initialised, and at the end every page is hashed again.
+variables), then the addresses are compared, then pages are written over the
+variables' initial values, and at the end every page is hashed again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rgpu.checkpoint.store.delivery import Delivery
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, RecoveryFailed, RgpuError
 
-MENDS = 2  #: times that pages which differ are fetched again
+MENDS = 2  #: how often pages that differ are fetched again
 
-#: Calls what it is given with batches of (address, size, bytes or None for zeros) …; returns how many pages.
+#: Calls its argument with batches of (address, size, bytes or None for zeros) …; returns the number of pages.
 Deliver = Callable[[Callable[[list[tuple[int, int, Any]]], None]], int]
-#: (region, indices of its pages that differ): fetch them again from where they came; False: they cannot be had.
+#: (region, indices of its pages that differ): fetch them again from their source; False: they are not available.
 Mend = Callable[[Region, "np.ndarray[Any, Any]"], bool]
 
 
 def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None]) -> None:
-    """Replay the structural calls through ``apply`` and compare what stands with ``state``.
+    """Replay the structural calls through ``apply`` and compare the resulting regions with ``state``.
 
     ``records`` are the calls that the live objects consist of, in order.
-    Raises :class:`RecoveryFailed`; the device is then of no use any more.
+    Raises :class:`RecoveryFailed`; then the device must not be used any more.
     """
     apply_calls(device, records, apply)
     compare_regions(device.regions(), state)
@@ -53,10 +53,11 @@ def apply_calls(device: Device, records: Iterable[Any], apply: Callable[[Any], N
 
 
 def compare_regions(present: list[Region], state: SessionState) -> None:
-    """Every recorded region must stand where it stood. Raises :class:`RecoveryFailed` naming the first that does not.
+    """Check that every recorded region has its recorded address. Raises :class:`RecoveryFailed` naming the first that
+    does not.
 
     Module variables are compared by (module, name, occurrence), so that the
-    message says which one moved, and where.
+    message contains the variable that moved, and its addresses.
     """
     wanted = [region.region() for region in state.regions]
     _compare_globals(present, wanted)
@@ -87,7 +88,9 @@ def _compare_globals(present: list[Region], wanted: list[Region]) -> None:
 
 
 def _globals(regions: list[Region], named: bool) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """(module, name) → its (address, size) in ascending order: a module has many of one name, and none is the first."""
+    """Return (module, name) → its (address, size) … in ascending order: a module may have many variables of one name,
+    in no order.
+    """
     found: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for region in regions:
         if region.kind == "global":
@@ -113,19 +116,19 @@ def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, 
 
 
 class Blame(Protocol):
-    """Looks why pages of a region differ, and raises what it finds; else the device is the reason.
+    """Callable that raises the reason for which pages of a region differ; if it returns, the device is the reason.
 
-    ``number``: of the region in the state.
+    ``number``: the region's number in the state.
     """
 
     def __call__(self, number: int, indices: np.ndarray[Any, Any]) -> None: ...
 
 
 def finish(device: Device, state: SessionState, mend: Mend | None = None, blame: Blame | None = None) -> None:
-    """Verify every page, give arrays what their memory holds, then restore events and clock.
+    """Verify every page, copy the arrays' memory into the arrays, then restore events and clock.
 
-    ``mend``: where pages that differ are to be had again, from what stands still; what it brought is verified, too.
-    Raises :class:`RecoveryFailed` naming the first bad page, unless ``blame`` knows better.
+    ``mend``: fetches pages that differ again, from a source that does not change; they are verified, too.
+    Raises :class:`RecoveryFailed` naming the first bad page, unless ``blame`` raises the reason.
     """
     regions = [region.region() for region in state.regions]
     present = device.hash_regions(regions, state.hash_key)
@@ -149,7 +152,7 @@ def finish(device: Device, state: SessionState, mend: Mend | None = None, blame:
 
 
 def _alike(present: np.ndarray[Any, Any], region: RegionState) -> np.ndarray[Any, Any]:
-    """Raises :class:`Corrupt` for another number of hashes."""
+    """Return ``present``. Raises :class:`Corrupt` if its number of hashes is not the region's."""
     if present.shape != region.page_hashes().shape:
         raise Corrupt(f"{len(region.page_hashes())} page hashes for a region of {len(present)} pages",
                       offset=region.address, reason="hash count")
@@ -159,12 +162,12 @@ def _alike(present: np.ndarray[Any, Any], region: RegionState) -> np.ndarray[Any
 def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
             pages: Iterable[tuple[int, int, bytes | None]] | Deliver | StoredCheckpoint, mend: Mend | None = None,
             phases: Phases | None = None) -> int:
-    """All of the above in order; returns the number of pages written.
+    """Rebuild the objects, write the pages, verify; returns the number of pages written.
 
-    ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.store.reader.StoredCheckpoint.deliver` of an
+    ``pages``: as :func:`write_pages` takes them; or :meth:`rgpu.checkpoint.store.reader.StoredCheckpoint.deliver` of a
     checkpoint with this state: then many threads read, check and write; or that checkpoint itself: then they do so
-    through frames, and if the device has a page otherwise it is found whose fault that is.
-    ``phases``: told what each step took.
+    through frames, and for a page that differs on the device it is found out whether the store is the reason.
+    ``phases``: receives the time of each step.
     """
     phases = phases or Phases()
     blame: Blame | None = None

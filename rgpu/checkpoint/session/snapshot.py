@@ -1,9 +1,9 @@
-"""What a session holds at one position, small enough to keep and compare: a digest of each page and live object.
+"""Fingerprint of a session at one position, small enough to keep and compare: a digest of each page and live object.
 
-A snapshot comes from a device (behind a replay) or from a stored checkpoint, and is
+A snapshot is taken of a device (behind a replay) or of a stored checkpoint, and is
 independent of both: page digests are BLAKE3 of the bytes, without a key, so
-that replays on different devices and days can be compared. As a file it is
-JSON; readers treat it as hostile.
+that replays on different devices and days can be compared. Its file is JSON;
+readers treat it as untrusted.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class RegionPages(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """See the module docstring. ``objects``: "kind number" → digest of the calls that make it what it is."""
+    """See the module docstring. ``objects``: "kind number" → digest of the calls that the object consists of."""
 
     snapshot: int = VERSION
     session: str
     position: int
-    source: str = ""  #: where it comes from, for people
+    source: str = ""  #: origin, for people
     regions: list[RegionPages] = []
     objects: dict[str, str] = {}
 
     def encode(self) -> bytes:
-        """Encode it as JSON."""
+        """Encode the snapshot as JSON."""
         return msgspec.json.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Snapshot:
-        """Raises :class:`Corrupt` for anything but a well-formed snapshot of this version."""
+        """Decode a snapshot. Raises :class:`Corrupt` for anything but a well-formed snapshot of this version."""
         try:
             found = msgspec.json.decode(data, type=Snapshot)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -85,13 +85,13 @@ class Snapshot(msgspec.Struct, kw_only=True):
         return sum(region.count for region in self.regions)
 
     def digest(self) -> str:
-        """One digest of everything but ``source``: equal when the sessions are."""
+        """Return one digest of everything but ``source``: equal when the sessions are."""
         plain = msgspec.json.encode([self.session, self.position, self.regions, sorted(self.objects.items())])
         return blake3.blake3(plain).hexdigest(length=DIGEST)
 
 
 class ReadableCheckpoint(Protocol):
-    """What is needed of a stored checkpoint."""
+    """The part of a stored checkpoint's interface that :func:`of_checkpoint` uses."""
 
     @property
     def state(self) -> SessionState:
@@ -146,20 +146,20 @@ def _stored(checkpoint: ReadableCheckpoint, number: int, size: int) -> Iterator[
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """How two snapshots, A and B, differ."""
+    """Differences between two snapshots, A and B."""
 
     equal: bool
     position_a: int
     position_b: int
-    pages: int  #: compared, in regions that both have
+    pages: int  #: number of pages compared, in regions that both have
     pages_differing: int
     first_page: dict[str, Any] | None  #: address, page of its region, the region's address, kind and name
-    regions: list[str]  #: one sentence each, of those that only one side has
-    objects: list[str]  #: likewise
+    regions: list[str]  #: one sentence for each region that only one side has
+    objects: list[str]  #: one sentence for each object that differs or that only one side has
 
 
 def compare(a: Snapshot, b: Snapshot) -> Comparison:
-    """Page by page, object by object. Snapshots of different positions may be compared; they are not equal then."""
+    """Compare page by page, object by object. Snapshots of different positions can be compared, but are not equal."""
     there = {region.identity: region for region in b.regions}
     pages = differing = 0
     first: dict[str, Any] | None = None

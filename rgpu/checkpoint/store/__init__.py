@@ -1,1 +1,1 @@
-"""Checkpoints in a store: writing, reading, keeping, collecting, carrying them. It knows no registry and no node."""
+"""Checkpoints in a store: write, read, retain, collect, archive them. It imports no registry and no node."""

@@ -1,8 +1,8 @@
-"""One checkpoint in one file: what `rgpu image export` writes and `import` reads. Offsets:
+"""One checkpoint in one file, as `rgpu image export` writes it and `import` reads it. Offsets:
 docs/developers/image-format.md.
 
 An archive is a store of its own, of one checkpoint, under the key without a secret:
-it can be taken to another pool, and to have it is to have the program's memory.
+it can be taken to another pool, and gives its holder access to the program's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT = ("images/", "packs/")
 
 
 class Source(Protocol):
-    """Where a checkpoint comes from: :class:`StoredCheckpoint`, or a node that is asked."""
+    """Source of a checkpoint: a :class:`StoredCheckpoint`, or a node that reads it on request."""
 
     name: str
 
@@ -48,14 +48,14 @@ class Source(Protocol):
 
 
 class ArchiveWriter:
-    """Blobs that go into one file; :meth:`commit` makes it exist."""
+    """Blobs that are written into one file; :meth:`commit` makes it exist."""
 
     pack_limit = 32 << 20
 
     def __init__(self, path: Path) -> None:
         self._file = NewFile(path)
         self._index: list[tuple[str, int, int]] = []
-        self._other: dict[str, bytes] = {}  #: what a store keeps for its writers
+        self._other: dict[str, bytes] = {}  #: the blobs of writers (intents), which are not part of the archive
         self._lock = threading.Lock()
         self._file.write(_HEAD.pack(MAGIC, VERSION, 0))
 
@@ -75,7 +75,7 @@ class ArchiveWriter:
                 self._other[name] = b"".join(data)
 
     def create(self, name: str) -> Gathered:
-        """Open a part of the archive that is put in whole at its commit."""
+        """Open a part of the archive that is put as a whole at its commit."""
         return Gathered(self, name)
 
     def size(self, name: str) -> int | None:
@@ -110,7 +110,7 @@ class ArchiveWriter:
 
 
 class ArchiveReader:
-    """The blobs of an archive, to be read. Raises :class:`Corrupt`, :class:`VersionMismatch`, :class:`StoreError`."""
+    """Read-only blobs of an archive. Raises :class:`Corrupt`, :class:`VersionMismatch`, :class:`StoreError`."""
 
     pack_limit = 0
 
@@ -134,7 +134,7 @@ class ArchiveReader:
             raise bad("magic")
         _, version, zero = _HEAD.unpack(head)
         if version != VERSION:
-            raise VersionMismatch(f"{self._path}: archive version {version}, this reader knows {VERSION}",
+            raise VersionMismatch(f"{self._path}: archive version {version}, this reader supports {VERSION}",
                                   found=version, known=VERSION)
         if zero:
             raise bad("a field that must be zero", 12)
@@ -165,7 +165,7 @@ class ArchiveReader:
         return b"".join(parts)
 
     def checkpoint(self) -> StoredCheckpoint:
-        """The checkpoint in it. Raises :class:`Corrupt`."""
+        """Open the archive's checkpoint. Raises :class:`Corrupt`."""
         store = CheckpointStore(self)
         names = list(store.names())
         if len(names) != 1:

@@ -5,7 +5,7 @@
     PREFIXintents/ID          writers at work       (:mod:`.intents`)
     PREFIXcondemned/HEX       packs to be removed
 
-A checkpoint is there exactly when its manifest is; it *counts* only when the
+A checkpoint exists exactly when its manifest does; it *counts* only when the
 registry's session record names it. A pack is removed only when no manifest
 names it and no writer needs it (:mod:`.collect`).
 """
@@ -53,28 +53,28 @@ __all__ = ["DirectoryStore", "StoredCheckpoint", "CheckpointInfo", "CheckpointSt
 
 log = structlog.get_logger(__name__)
 
-LOOKERS = 8  #: manifests that are looked at at once
+LOOKERS = 8  #: manifests that are read at a time
 _SUFFIX = ".image"
 _NAME = re.compile(r"[\w@:+=,./-]{1,150}", re.ASCII)
-#: What makes a checkpoint unusable, as against a store that cannot be asked now.
+#: Errors that make a checkpoint unusable, in contrast to those of a store that is not available now.
 BAD_CHECKPOINT = (Corrupt, StoreMissing, VersionMismatch, NotFound)
 
 
 def user_tag(public: str) -> str:
-    """16 hexadecimal digits that stand for a user (the public key of its sessions' agents) in a store."""
+    """Return 16 hexadecimal digits that stand for a user (the public key of its sessions' agents) in a store."""
     return blake3(public.encode(), derive_key_context="rgpu 2026 image store: user").hexdigest(8)
 
 
 def user_prefix(tag: str) -> str:
-    """Where a user's checkpoints lie."""
+    """Return the prefix of a user's checkpoints in a store."""
     return f"users/{tag}/"
 
 
 def user_key(pool_secret: bytes, tag: str) -> bytes:
-    """The key under which a user's chunks are named and manifests sealed: derived, kept nowhere.
+    """Derive the key under which a user's chunks are named and manifests sealed; it is stored nowhere.
 
-    Who has the pool's secret (its nodes) has the keys. Another user's equal
-    pages have other names, so nobody learns from the store what others hold.
+    Every holder of the pool's secret (its nodes) can derive the keys. Equal pages of
+    two users have different names, so the store does not reveal what others hold.
     """
     return blake3(f"rgpu 2026 image store: key of {tag}".encode(), key=pool_secret).digest()
 
@@ -96,7 +96,7 @@ class CheckpointInfo:
 
     @property
     def age(self) -> tuple[int, int, float]:
-        """Larger is newer: by what the checkpoint holds; the writer's clock only where that is equal."""
+        """Sort key, larger is newer: epoch and position; the writer's clock only where these are equal."""
         return self.epoch, self.position, self.created
 
 
@@ -119,8 +119,8 @@ class CheckpointStore:
         """Begin a checkpoint. ``base``: the previous one of the session; ``others``: checkpoints whose chunks may be
         shared.
 
-        One of them that cannot be read, or whose packs are not all there, is
-        left out. ``staging``: bytes of pages that may wait in memory; ``pace``: how fast to write;
+        Checkpoints that cannot be read, or whose packs do not all exist, are left out.
+        ``staging``: bytes of pages that may wait in memory; ``pace``: limit of the write rate;
         ``encoders``: see :class:`CheckpointWriter`. Raises :class:`AlreadyExists`, :class:`StoreError`.
         """
         if self.blobs.size(self.manifest(name)) is not None:
@@ -144,7 +144,9 @@ class CheckpointStore:
                            encoders, self.most)
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
-        """The checkpoint if its packs are there in their length and stay: a damaged base would damage its heirs."""
+        """Return the checkpoint if all its packs have their length and will stay, else None: damage would spread to
+        checkpoints that build on it.
+        """
         table = self._load(name, pages_alone=True)
         if announced.refer([pack.name for pack in table.body.packs]):
             return None
@@ -158,7 +160,7 @@ class CheckpointStore:
 
     # -- reading --------------------------------------------------------------------
     def manifest(self, name: str) -> str:
-        """The blob of a checkpoint's manifest. Raises :class:`UsageError` for no name."""
+        """Return the name of the blob of a checkpoint's manifest. Raises :class:`UsageError` for an invalid name."""
         if not _NAME.fullmatch(name) or name.startswith("."):
             raise UsageError(f"{name!r} is no name for a checkpoint")
         return manifest_name(self.prefix, name)
@@ -179,7 +181,10 @@ class CheckpointStore:
                           offset=manifests.HEADER_SIZE, reason="checkpoint name")
 
     def open(self, name: str) -> StoredCheckpoint:
-        """Raises :class:`NotFound`, :class:`Corrupt`, :class:`VersionMismatch`, :class:`StoreError`."""
+        """Open a checkpoint for reading.
+
+        Raises :class:`NotFound`, :class:`Corrupt`, :class:`VersionMismatch`, :class:`StoreError`.
+        """
         return StoredCheckpoint(name, self._load(name), self.blobs, self.prefix, self._key)
 
     def verify(self, name: str) -> dict[str, int]:
@@ -188,7 +193,7 @@ class CheckpointStore:
             return found.verify()
 
     def summary(self, name: str) -> manifests.Summary:
-        """What a checkpoint holds, read without its pages. Raises as :meth:`open` does."""
+        """Read a checkpoint's summary, without its pages. Raises as :meth:`open` does."""
         blob = self.manifest(name)
         try:
             wanted = manifests.FIRST_READ
@@ -205,15 +210,15 @@ class CheckpointStore:
             raise NotFound(f"no checkpoint {name} in {self.blobs.where(self.prefix)}", image=name) from error
 
     def names(self) -> dict[str, tuple[int, float]]:
-        """(manifest's bytes, when it was written by the store's clock) of every checkpoint."""
+        """Return name → (manifest's bytes, when it was written by the store's clock) for every checkpoint."""
         start = len(self.prefix + "images/")
         return {unquote(found.name[start:-len(_SUFFIX)]): (found.size, found.modified)
                 for found in self.blobs.ls(self.prefix + "images/") if found.name.endswith(_SUFFIX)}
 
     def summaries(self) -> Iterator[tuple[str, int, float, manifests.Summary | RgpuError]]:
-        """(name, manifest's bytes, when written, summary or why it cannot be read) of every checkpoint, in no order.
+        """Yield (name, manifest's bytes, when written, summary or read error) of every checkpoint, in no order.
 
-        Raises :class:`StoreError` when the store cannot be asked; one checkpoint's damage is its own.
+        Raises :class:`StoreError` when the store is not available; a damaged checkpoint does not affect others.
         """
         def look(name: str) -> manifests.Summary | RgpuError | None:
             try:
@@ -230,7 +235,7 @@ class CheckpointStore:
                     yield name, size, modified, found
 
     def ls(self) -> list[CheckpointInfo]:
-        """Every checkpoint, newest first; a damaged one has its ``error``."""
+        """List every checkpoint, newest first; a damaged one has its ``error``."""
         found = []
         for name, size, modified, about in self.summaries():
             if isinstance(about, RgpuError):
@@ -242,7 +247,7 @@ class CheckpointStore:
         return sorted(found, key=lambda info: info.created, reverse=True)
 
     def show(self, name: str) -> dict[str, Any]:
-        """What a checkpoint holds, without its pages."""
+        """Describe the contents of a checkpoint, without its pages. Raises as :meth:`open` does."""
         with self.open(name) as found:
             body, state = found.table.body, found.state
             return {
@@ -256,10 +261,10 @@ class CheckpointStore:
 
     def newest_good(self, names: Iterable[str] | None = None, *, session: str = "",
                     warn: Callable[[str, RgpuError], None] | None = None) -> StoredCheckpoint:
-        """The first of ``names`` (default: the session's, newest first) that verifies whole.
+        """Open the first of ``names`` (default: the session's, newest first) that verifies whole.
 
-        ``warn(name, error)`` for each bad one before it. Raises :class:`NotFound` when none is good,
-        :class:`StoreError` when the store cannot be asked.
+        ``warn(name, error)`` is called for each bad one before it. Raises :class:`NotFound` when none is good,
+        :class:`StoreError` when the store is not available.
         """
         if names is None:
             infos = [info for info in self.ls() if info.error or info.session == session]
@@ -277,7 +282,7 @@ class CheckpointStore:
 
     # -- removing -------------------------------------------------------------------
     def forget(self, name: str) -> int:
-        """Remove a checkpoint's manifest; its packs go with the next collection. Returns the bytes freed.
+        """Remove a checkpoint's manifest; the next collection removes its packs. Returns the bytes freed.
 
         Raises :class:`NotFound`, :class:`StoreError`.
         """
@@ -289,9 +294,9 @@ class CheckpointStore:
         return size
 
     def rm(self, name: str, grace: float = 0.0) -> int:
-        """Remove a checkpoint, and what nothing needs any more; returns the bytes freed.
+        """Remove a checkpoint, and packs that nothing needs any more; returns the bytes freed.
 
-        ``grace``: s for which packs stay (:func:`.collect.collect`), so that who reads the checkpoint can
+        ``grace``: s for which packs stay (:func:`.collect.collect`), so that readers of the checkpoint can
         finish. Raises :class:`NotFound`, :class:`StoreError`.
         """
         return self.forget(name) + collect(self, grace=grace).freed
@@ -306,7 +311,7 @@ class DirectoryStore(CheckpointStore):
 
 def write_checkpoint(store: CheckpointStore, name: str, device: Device, state: SessionState, *, base: str | None = None,
                 statistics: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Checkpoint of a drained device from the state taken of it; returns the statistics."""
+    """Write a checkpoint of a drained device and the state taken of it; returns the statistics."""
     with store.writer(name, base) as writer:
         for page in cut.pages(device, state, writer.inherit(state)):
             writer.add_page(page)

@@ -1,10 +1,10 @@
-"""Removing what no checkpoint and no writer needs, while others write (:mod:`.intents` says why that is safe).
+"""Garbage collection: removes what no checkpoint and no writer needs, while others write.
 
-A pack goes only when, in this order, it was listed; no living intent is its
-writer's or refers to it; no manifest names it; its condemnation was put, and is
-as old as the grace; and intents and manifests, read again, still do not need
-it. While any manifest or intent of the namespace cannot be read, no pack is removed: it might
-be one of its.
+:mod:`.intents` explains why that is safe. A pack is removed only when, in this
+order, it was listed; no living intent is its writer's or refers to it; no
+manifest names it; its condemnation was put, and is as old as the grace; and
+intents and manifests, read again, still do not need it. While any manifest or
+intent of the namespace cannot be read, no pack is removed: it might be needed by that one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rgpu.session.errors import Corrupt, RgpuError
 
 log = structlog.get_logger(__name__)
 
-GRACE = 900.0  #: s between the last look of a reader that began before and the removal of what it reads
+GRACE = 900.0  #: s for which a condemned pack stays for readers that began before
 
 
 class Namespace(Protocol):
-    """What a collection asks of a namespace (:class:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore`)."""
+    """Interface of a namespace that is collected (:class:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore`)."""
 
     blobs: Blobs
     prefix: str
@@ -40,21 +40,24 @@ class Namespace(Protocol):
 
 @dataclass
 class Collected:
-    """What a collection did. ``blocked``: why no pack was removed, one reason each."""
+    """Result of a collection. ``blocked``: reasons for which no pack was removed."""
 
     removed: list[str] = field(default_factory=list)
-    condemned: list[str] = field(default_factory=list)  #: that wait for their grace
+    condemned: list[str] = field(default_factory=list)  #: packs that wait for the end of their grace
     freed: int = 0  #: bytes
     intents_ended: int = 0
     blocked: list[str] = field(default_factory=list)
 
 
 class _Blocked(Exception):
-    """Something that may need packs cannot be read."""
+    """A manifest or intent that may need packs cannot be read."""
 
 
 def collect(store: Namespace, *, grace: float = GRACE, dry_run: bool = False) -> Collected:
-    """See the module docstring. ``grace``: s. Raises :class:`StoreError`."""
+    """Collect a namespace; see the module docstring. ``grace``: s. ``dry_run``: remove nothing.
+
+    Raises :class:`StoreError`.
+    """
     result = Collected()
     if not isinstance(store.blobs, DirectoryBlobs) or store.prefix:
         _collect(store, grace, dry_run, result)
@@ -87,7 +90,7 @@ def _collect(store: Namespace, grace: float, dry_run: bool, result: Collected) -
         for name in garbage.keys() - marks.keys():
             blobs.put(f"{prefix}{CONDEMNED}{name}", b"")
         ripe = {name for name in garbage if grace <= 0 or (name in marks and now - marks[name].modified >= grace)}
-        needed, living = _needed(store)  # again, behind the condemnations: who came between has seen them, or is seen
+        needed, living = _needed(store)  # again: a writer since then has read the condemnations, or its intent is read
         for name in marks.keys() | garbage.keys():
             wanted = name in needed or name[:ID_DIGITS] in living
             if not wanted and name in ripe:
@@ -104,7 +107,10 @@ def _collect(store: Namespace, grace: float, dry_run: bool, result: Collected) -
 
 
 def _needed(store: Namespace) -> tuple[set[str], set[str]]:
-    """(packs that intents and manifests name, IDs of living writers). Intents first: a writer ends its own last."""
+    """Return (packs that intents and manifests name, IDs of living writers).
+
+    Intents are read first, since a writer removes its own last.
+    """
     blobs, prefix = store.blobs, store.prefix
     try:
         intents = read_all(blobs, prefix, [found.name for found in blobs.ls(prefix + INTENTS)])
@@ -121,7 +127,7 @@ def _needed(store: Namespace) -> tuple[set[str], set[str]]:
 
 
 def _end_dead_writers(store: Namespace, now: float) -> int:
-    """Before anything is looked at: a writer that is ended here finds out before its checkpoint counts."""
+    """End dead writers before anything is read: a writer that is ended here detects it before its checkpoint counts."""
     blobs, prefix, ended = store.blobs, store.prefix, 0
     for found in blobs.ls(prefix + INTENTS):
         if now - found.modified > STALE_SECONDS:
@@ -137,7 +143,7 @@ def _end_dead_writers(store: Namespace, now: float) -> int:
 
 def _remove_leftovers(store: Namespace, leftovers: list[Found], living: set[str], now: float, dry_run: bool,
                       result: Collected) -> None:
-    """Unfinished files of dead writers: packs by their writer's ID, others by age."""
+    """Remove unfinished files of dead writers: packs by their writer's ID, others by age."""
     start = len(store.prefix + "packs/")
     for found in leftovers:
         of_a_pack = found.name.startswith(store.prefix + "packs/")

@@ -1,17 +1,17 @@
-"""A checkpoint's pages to a device, by many threads and processes: read into frames, checked, copied from where they
-lie.
+"""Delivery of a checkpoint's pages to a device by many threads and processes: pages are read into frames, checked, and
+copied from there.
 
 Threads read a few pages and compare the names of their bytes with the
 manifest's (:mod:`rgpu.checkpoint.codec.filling`); where there are enough processors, processes do it
-(:mod:`rgpu.checkpoint.codec.prefetch_pool`), since of threads only one at a time has the interpreter, and
-compressed pages need it for each. Then the frame is copied to the device. What
-is wrong is read again and checked in every way, so that the damage is named.
+(:mod:`rgpu.checkpoint.codec.prefetch_pool`), since only one thread at a time holds the GIL, and
+every compressed page needs it. Then the frame is copied to the device. Pages that
+do not match are read again and fully checked, so that the damage is reported.
 Pages of module variables and pinned memory are checked as they are read.
 
-The device hashes every page before the session runs, too
-(:func:`rgpu.checkpoint.session.restore.finish`), and :meth:`Delivery.blame` says whose
-fault a difference is. That finds any damage even without the names; but the key
-of the page hashes stands in the manifest, and only the names keep out who can
+The device also hashes every page before the session runs
+(:func:`rgpu.checkpoint.session.restore.finish`), and :meth:`Delivery.blame` finds out whether the
+store is the reason for a difference. That finds any damage even without the names. But the key
+of the page hashes is in the manifest, and only the names protect against an attacker who can
 write to the store and does not have the user's key.
 """
 
@@ -41,16 +41,16 @@ from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt
 
 THREADS = min(16, 2 * (os.cpu_count() or 1))
-BLAMED = 64  #: pages that are looked at to find what is wrong
+BLAMED = 64  #: pages that are examined to find what is wrong
 
 Array = np.ndarray[Any, Any]
 
 
 class Delivery:
-    """One checkpoint into one device. ``times``: seconds of all threads or processes together, by what they did.
+    """Delivery of one checkpoint to one device. ``times``: seconds of all threads or processes together, by step.
 
-    ``names``: whether the bytes of chunks are compared with their names. ``processes``: that fill frames, instead of
-    threads; not if the store's packs are no files of this machine.
+    ``names``: whether the bytes of chunks are compared with their names. ``processes``: processes that fill frames
+    instead of threads; not used if the store's packs are no files of this machine.
     """
 
     def __init__(self, source: StoredCheckpoint, device: Device, names: bool = True,
@@ -89,7 +89,7 @@ class Delivery:
             frames.trim()
 
     def _by_threads(self, tasks: Iterator[Callable[[], int]]) -> int:
-        """Do them; the sum of what they return."""
+        """Run the tasks in threads; return the sum of their results."""
         if (first := next(tasks, None)) is None:
             return 0
         if self._names:
@@ -108,7 +108,7 @@ class Delivery:
             threads.shutdown(wait=True, cancel_futures=True)
 
     def _jobs(self, rest: list[tuple[int, int, Sequence[int]]]) -> Iterator[Job]:
-        """Pages that go through frames, in the order of the regions. Others are added to ``rest``, see _one_by_one."""
+        """Yield the pages that pass through frames, by region. Others are added to ``rest``, see _one_by_one."""
         most = self._device.frames().rows
         for number, region in enumerate(self._checkpoint.state.regions):
             pages, table = pagehash.page_count(region.size), self._checkpoint.table.pages[number]
@@ -139,7 +139,7 @@ class Delivery:
         return wanted
 
     def _fill(self, job: Job) -> int:
-        """By a thread that has nothing else to do."""
+        """Fill and deliver one frame, in a thread of its own."""
         frames, times = self._device.frames(), [time.monotonic()]
         frame = frames.take()
         assert frame is not None
@@ -158,9 +158,9 @@ class Delivery:
         return 0
 
     def _deliver(self, frame: Frame, job: Job, right: Array) -> None:
-        """Begin to copy the frame, of which these rows hold their page, checked."""
+        """Begin to copy the frame. ``right``: which rows hold their checked page; the others are read again."""
         if len(wrong := np.flatnonzero(~right)):
-            # Compressed to just the length of a raw one, still being written, or damaged: it is said how.
+            # Compressed to exactly the length of a raw chunk, still being written, or damaged: this raises how.
             self._decode(frame.rows, job.numbers, wrong.tolist())
         addresses = job.addresses
         firsts = np.concatenate([[0], np.flatnonzero(np.diff(addresses) != PAGE) + 1])
@@ -171,7 +171,7 @@ class Delivery:
         read_into(self._checkpoint.blobs, self._checkpoint.pack(pack), offset, *buffers)
 
     def _decode(self, rows: Array, numbers: Array, wanted: Sequence[int]) -> None:
-        """These chunks checked, and unpacked. Raises :class:`Corrupt`."""
+        """Read, check and unpack the chunks of these rows. Raises :class:`Corrupt`."""
         found = self._checkpoint.read_chunks(numbers[np.asarray(wanted)])
         for row in wanted:
             data = found[int(numbers[row])]
@@ -182,7 +182,7 @@ class Delivery:
             rows[row, chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
 
     def blame(self, number: int, indices: Array) -> None:
-        """Pages of a region that the device has otherwise: raise :class:`Corrupt` if the store is to blame for one."""
+        """Examine pages of a region that differ on the device; raise :class:`Corrupt` if the store is the reason."""
         region, key = self._checkpoint.state.regions[number], self._checkpoint.state.hash_key
         hashes = region.page_hashes()
         for index in indices[:BLAMED].tolist():

@@ -1,7 +1,7 @@
-"""What a node daemon hands to a worker so that it can write and read one user's checkpoints.
+"""Grants: the access that a node daemon gives to a worker for writing and reading one user's checkpoints.
 
 For a directory: its path. For an object store: socket pairs to the daemon
-(:mod:`rgpu.checkpoint.blobs.remote`), never credentials. Either way the user's key, and nobody else's.
+(:mod:`rgpu.checkpoint.blobs.remote`), never credentials. In both cases the user's key, and no other user's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, user_prefix
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, NotFound
 
-GATHERED = 32 << 20  #: bytes of a pack at most, where a worker gathers it in memory to hand it over
+GATHERED = 32 << 20  #: maximal bytes of a pack that a worker gathers in memory to hand it over
 
 
 class _Values(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,9 +31,9 @@ class _Values(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UserCheckpoints:
-    """One user's checkpoints: those of today's layout, and for reading those that an earlier version wrote.
+    """One user's checkpoints in the present layout, and for reading also those that an earlier version wrote.
 
-    ``most``: bytes that a new one may add; None: no limit.
+    ``most``: bytes that a new checkpoint may add; None: no limit.
     """
 
     def __init__(self, blobs: Blobs, tag: str, key: bytes, most: int | None = None) -> None:
@@ -41,11 +41,11 @@ class UserCheckpoints:
         self.earlier = CheckpointStore(blobs)
 
     def open(self, name: str) -> StoredCheckpoint:
-        """Raises :class:`NotFound` and what :meth:`CheckpointStore.open` raises."""
+        """Open a checkpoint. Raises :class:`NotFound` and what :meth:`CheckpointStore.open` raises."""
         return self.holding(name).open(name)
 
     def holding(self, name: str) -> CheckpointStore:
-        """The namespace in which the checkpoint is. Raises :class:`NotFound`."""
+        """Return the namespace that holds the checkpoint. Raises :class:`NotFound`."""
         for store in (self.own, self.earlier):
             if store.blobs.size(store.manifest(name)) is not None:
                 return store
@@ -56,9 +56,9 @@ class Grant:
     """The daemon's side; a context manager: on leaving it, the worker's access ends."""
 
     def __init__(self, blobs: Blobs, tag: str, key: bytes, *, direct: bool = True, most: int | None = None) -> None:
-        """``direct``: a worker may go into a directory itself; else it asks the daemon, as for an object store.
+        """Make a grant. ``direct``: the worker accesses a directory itself, else through the daemon.
 
-        ``most``: bytes that a checkpoint may add; None: no limit, which a worker of an earlier version takes as well.
+        ``most``: bytes that a checkpoint may add; None: no limit, which workers of an earlier version also accept.
         """
         self._service: BlobService | None = None
         self.descriptors: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class Grant:
 
 @contextlib.contextmanager
 def granted(values: dict[str, Any], descriptors: list[int]) -> Any:
-    """The worker's side: :class:`UserCheckpoints` while the ``with`` block lasts. Raises :class:`Corrupt`."""
+    """Open a grant in the worker: :class:`UserCheckpoints` for the ``with`` block. Raises :class:`Corrupt`."""
     try:
         found = msgspec.convert(values, _Values)
     except msgspec.ValidationError as error:

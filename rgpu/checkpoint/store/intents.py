@@ -1,20 +1,20 @@
-"""Writers and the collector of garbage, without a lock and without trusting a clock.
+"""Intents: coordination of writers and the garbage collector, without a lock and without trusting a clock.
 
-``intents/ID``     a writer at work: the packs of others that it refers to. Its own
-                   packs begin with its ID. Put before the first pack.
+``intents/ID``     a writer at work: the packs of others that it refers to. The names
+                   of its own packs begin with its ID. Put before the first pack.
 ``condemned/PACK`` a pack that nothing names any more. Put before it is removed.
 
-A writer that wants to refer to a stored pack puts its intent and *then* looks
-for a condemnation; the collector puts the condemnation and *then* looks at the
-intents. One of them sees the other: the writer stores the chunks again, or the
-collector lets the pack live.
+To refer to a stored pack, a writer puts its intent and *then* reads the
+condemnations; the collector puts a condemnation and *then* reads the intents. So
+at least one of them detects the other: the writer stores the chunks again, or
+the collector keeps the pack.
 
-``ended/ID``       a writer taken for dead, because its intent is old by the store's
-                   own clock. Should the clock have jumped, or the writer have slept:
-                   the writer puts its manifest and *then* looks whether it was
-                   ended, and takes the manifest back if so; the collector ends it
+``ended/ID``       a writer regarded as dead, because its intent is old by the store's
+                   own clock. In case the clock has jumped, or the writer was suspended,
+                   the writer puts its manifest and *then* checks whether it was
+                   ended, and removes the manifest if so; the collector ends it
                    and *then* reads the manifests, before it removes packs. So a
-                   wrong clock costs one checkpoint, never a checkpoint that counts.
+                   wrong clock costs one new checkpoint, never a checkpoint that counts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rgpu.session.errors import Corrupt, Fenced, StoreMissing
 INTENTS, CONDEMNED, ENDED = "intents/", "condemned/", "ended/"
 ID_DIGITS = 16
 BEAT_SECONDS = 60.0  #: a writer's intent is put again this often
-STALE_SECONDS = 3600.0  #: an intent that was not put again for so long is a dead writer's
-FORGET_SECONDS = 30 * 86400.0  #: the mark of an ended writer goes after so long
+STALE_SECONDS = 3600.0  #: a writer whose intent was not put again for so long is regarded as dead
+FORGET_SECONDS = 30 * 86400.0  #: the mark of an ended writer is removed after so long
 _LIMIT = 16 << 20
 
 
 class Intent(msgspec.Struct, kw_only=True):
-    """``packs``: names of others' packs. ``who``: for people."""
+    """A writer's intent. ``packs``: names of others' packs; ``who``: host and PID, for people."""
 
     v: int = 1
     id: str
@@ -49,7 +49,7 @@ class Intent(msgspec.Struct, kw_only=True):
 
 
 def decode(data: bytes, where: str) -> Intent:
-    """Raises :class:`Corrupt`."""
+    """Decode an intent. ``where``: its place, for messages. Raises :class:`Corrupt`."""
     try:
         return msgspec.msgpack.decode(data, type=Intent)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -67,9 +67,7 @@ class Announced:
         self._beaten = 0.0
 
     def refer(self, packs: list[str]) -> set[str]:
-        """Announce that these packs of others are needed; returns those that must not be referred to: they are
-        condemned.
-        """
+        """Announce that these packs of others are needed; returns the condemned ones, which must not be referred to."""
         self.intent.packs = sorted({*self.intent.packs, *packs})
         self._put()
         start = len(self._prefix + CONDEMNED)
@@ -77,19 +75,19 @@ class Announced:
         return condemned & set(packs)
 
     def beat(self) -> None:
-        """Put it again if it is time: the writer lives. Raises :class:`Fenced` if it was taken for dead."""
+        """Put the intent again if BEAT_SECONDS have passed. Raises :class:`Fenced` if the writer was ended as dead."""
         if time.monotonic() - self._beaten >= BEAT_SECONDS:
             self.check()
             self._put()
 
     def check(self) -> None:
-        """Raises :class:`Fenced` if the collector took this writer for dead: its packs may be gone."""
+        """Raise :class:`Fenced` if the collector ended this writer as dead: its packs may have been removed."""
         if self._blobs.size(f"{self._prefix}{ENDED}{self.intent.id}") is not None:
             raise Fenced(f"checkpoint {self.intent.image} took too long: its writer was taken for dead; take it again",
                          image=self.intent.image)
 
     def end(self) -> None:
-        """Remove the intent: nothing of others is referred to any more."""
+        """Remove the intent: the writer refers to no packs of others any more."""
         self._blobs.delete(self._name)
 
     def _put(self) -> None:
@@ -99,7 +97,7 @@ class Announced:
 
 
 def read_all(blobs: Blobs, prefix: str, names: list[str]) -> list[Intent]:
-    """The intents of these names that are still there. Raises :class:`Corrupt`."""
+    """Read the intents of these names that still exist. Raises :class:`Corrupt`."""
     found = []
     for name in names:
         try:

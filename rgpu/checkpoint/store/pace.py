@@ -1,4 +1,4 @@
-"""Threads that write to a store wait here for their share of a node's budget (:mod:`.budget`)."""
+"""Rate limit of the threads that write a checkpoint: they wait for its share of a node's budget (:mod:`.budget`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rgpu.checkpoint.store.budget import TokenBucket
 
 
 class Pace:
-    """Thread-safe. ``rate``: bytes/s, 0: no limit."""
+    """Write rate of one checkpoint. Thread-safe. ``rate``: bytes/s, 0: no limit."""
 
     def __init__(self, rate: float = 0.0) -> None:
         self._bucket = TokenBucket(rate, time.monotonic())
@@ -22,13 +22,13 @@ class Pace:
         self._waited = False
 
     def set_rate(self, rate: float) -> None:
-        """Set the rate, bytes/s; writers that wait are told."""
+        """Set the rate, bytes/s; it holds for waiting writers, too."""
         with self._condition:
             self._bucket.set_rate(rate, time.monotonic())
             self._condition.notify_all()
 
     def wait(self, size: int) -> bool:
-        """Return when ``size`` more bytes may be written; False: not at all, see :meth:`stop`."""
+        """Return True when ``size`` more bytes may be written; False after :meth:`stop`: they must not be written."""
         with self._condition:
             ticket = self._bucket.take(size, time.monotonic())
             while not self._stopped and not self._exempt:
@@ -41,7 +41,7 @@ class Pace:
 
     @contextmanager
     def exempt(self) -> Iterator[None]:
-        """Nobody waits: a session stands still meanwhile. What is written so is waited for afterwards."""
+        """Let no writer wait during the block: a session is paused. Bytes written so delay later ones."""
         with self._condition:
             self._exempt += 1
             self._condition.notify_all()
@@ -52,19 +52,19 @@ class Pace:
                 self._exempt -= 1
 
     def stop(self) -> None:
-        """Nobody waits any more: nothing more is to be written."""
+        """End all waiting: nothing more is to be written."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
 
     def renew(self, rate: float) -> tuple[float, bool]:
-        """A new rate, and what :meth:`report` says."""
+        """Set a new rate; return the result of :meth:`report`."""
         told = self.report()
         self.set_rate(rate)
         return told
 
     def report(self) -> tuple[float, bool]:
-        """(bytes/s that were written since the last report, whether anybody had to wait)."""
+        """Return (bytes/s written since the last report, whether a thread had to wait)."""
         with self._condition:
             now, (when, taken) = time.monotonic(), self._reported
             used = (self._bucket.taken - taken) / max(1e-3, now - when)

@@ -1,7 +1,7 @@
-"""Reads a stored checkpoint: every chunk is checked as it is read, by several threads, in the order of the pages.
+"""Reader of a stored checkpoint: every chunk is checked as it is read, by several threads, in the order of the pages.
 
 Memory is bounded: at most :data:`AHEAD` batches of :data:`BATCH` pages are read
-before they are asked for. Chunks that lie side by side are read in one piece.
+ahead. Chunks that lie side by side are read in one piece.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rgpu.session.errors import Corrupt, StoreMissing
 BATCH = 128  #: pages
 THREADS = min(16, 2 * (os.cpu_count() or 1))
 AHEAD = 2 * THREADS
-GAP = 64 * 1024  #: bytes between two chunks that are read over rather than asked for apart
-PIECE = 8 << 20  #: bytes that are read at once
+GAP = 64 * 1024  #: two chunks at most so many bytes apart are read by one request
+PIECE = 8 << 20  #: maximal bytes of one request
 _STEP = 4 << 20
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class StoredCheckpoint:
         self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, chunk.NAME_SIZE)
         self._checked: dict[int, int] = {}  #: pack index → its version, once its length and header are checked
         self._lock = threading.Lock()
-        self.processes: Encoders | None = None  #: that fill the frames of a restore
+        self.processes: Encoders | None = None  #: processes that fill the frames of a restore
 
     @property
     def state(self) -> SessionState:
@@ -58,7 +58,10 @@ class StoredCheckpoint:
 
     # -- packs ----------------------------------------------------------------
     def pack(self, number: int) -> str:
-        """The pack's blob, its length and header checked once. Raises :class:`StoreMissing`, :class:`Corrupt`."""
+        """Return the name of a pack's blob. Its length and header are checked once.
+
+        Raises :class:`StoreMissing`, :class:`Corrupt`.
+        """
         pack = self.table.body.packs[number]
         blob = pack_blob(self._prefix, pack.name)
         if number not in self._checked:
@@ -78,7 +81,7 @@ class StoredCheckpoint:
         return blob
 
     def pack_file(self, number: int) -> int:
-        """A descriptor of the pack, for reading, which the caller closes; where the store's packs are files.
+        """Return a descriptor for reading the pack, which the caller closes. Only for a store whose packs are files.
 
         Raises as :meth:`pack` does.
         """
@@ -86,7 +89,7 @@ class StoredCheckpoint:
         return found
 
     def _verify_pack(self, number: int) -> None:
-        """The whole pack against its hash. Packs of version 1 have none."""
+        """Check the whole pack against its hash. Packs of version 1 have none."""
         blob, pack = self.pack(number), self.table.body.packs[number]
         if self._checked[number] < 2:
             return
@@ -101,7 +104,7 @@ class StoredCheckpoint:
 
     # -- chunks ----------------------------------------------------------------
     def read_chunks(self, numbers: Any) -> dict[int, bytes]:
-        """The raw bytes of chunks, each checked. Raises :class:`Corrupt`, :class:`StoreError`."""
+        """Read and check chunks; return their raw bytes by number. Raises :class:`Corrupt`, :class:`StoreError`."""
         table, found = self.table, {}
         wanted = np.unique(np.asarray(numbers, np.uint32))
         order = wanted[np.lexsort((table.offsets[wanted], table.packs[wanted]))] if len(wanted) else wanted
@@ -146,11 +149,11 @@ class StoredCheckpoint:
 
     # -- pages -------------------------------------------------------------------
     def read_page(self, region: int, index: int) -> bytes | None:
-        """Page ``index`` of the ``region``-th region; None for zeros."""
+        """Read page ``index`` of the ``region``-th region; None for zeros. Raises as :meth:`read_pages` does."""
         return self.read_pages(region, index, 1)[0]
 
     def read_pages(self, region: int, start: int, count: int) -> list[bytes | None]:
-        """``count`` pages from ``start`` on, None for zeros. Raises :class:`Corrupt`, :class:`StoreError`."""
+        """Read ``count`` pages from ``start`` on, None for zeros. Raises :class:`Corrupt`, :class:`StoreError`."""
         numbers = self.table.pages[region][start:start + count]
         chunks = self.read_chunks(numbers[numbers != manifest.ZERO_PAGE])
         about, pages = self.state.regions[region].region(), []
@@ -163,11 +166,11 @@ class StoredCheckpoint:
         return pages
 
     def _batches(self) -> Iterator[tuple[int, int, list[bytes | None]]]:
-        """(region number, first index, pages), read ahead by threads."""
+        """Yield (region number, first index, pages), read ahead by threads."""
         return self._in_threads(lambda number, start, count: (number, start, self.read_pages(number, start, count)))
 
     def _in_threads(self, work: Callable[[int, int, int], T]) -> Iterator[T]:
-        """``work`` (region number, first index, pages) for all pages: its results, in order."""
+        """Call ``work`` (region number, first index, number of pages) for all pages; yield its results in order."""
         def places() -> Iterator[tuple[int, int, int]]:
             for number, region in enumerate(self.state.regions):
                 pages = pagehash.page_count(region.size)
@@ -191,7 +194,7 @@ class StoredCheckpoint:
             threads.shutdown(wait=True, cancel_futures=True)
 
     def pages(self) -> Iterator[tuple[int, int, bytes | None]]:
-        """(region address, index, bytes or None) of every page that a fresh device does not have already."""
+        """Yield (region address, index, bytes or None) of every page that a fresh device does not have already."""
         for number, start, pages in self._batches():
             region = self.state.regions[number]
             for index, data in enumerate(pages, start):
@@ -199,7 +202,7 @@ class StoredCheckpoint:
                     yield region.address, index, data
 
     def deliver(self, write: Callable[[list[tuple[int, int, Any]]], None]) -> int:
-        """Have every page that a fresh device does not have already written, by the threads that read them.
+        """Write every page that a fresh device does not have already, by the threads that read them.
 
         ``write`` is called from several threads with (address, size, bytes or None for zeros) …, in batches that do not
         overlap. Returns how many pages; raises :class:`Corrupt`, :class:`StoreError`, and what ``write`` raises.
@@ -217,7 +220,10 @@ class StoredCheckpoint:
         return sum(self._in_threads(one))
 
     def verify(self) -> dict[str, int]:
-        """Read everything, compare every page with its recorded hash. Raises on the first difference."""
+        """Read everything, compare every page with its recorded hash. Raises :class:`Corrupt` on the first difference.
+
+        Returns the numbers of pages, chunks and packs.
+        """
         for number in range(len(self.table.body.packs)):
             self._verify_pack(number)
         count, key = 0, self.state.hash_key
@@ -238,7 +244,7 @@ class StoredCheckpoint:
         return {"pages": count, "chunks": self.table.count, "packs": len(self.table.body.packs)}
 
     def close(self) -> None:
-        """Nothing is held open between two reads."""
+        """Do nothing: no file is held open between two reads."""
 
     def __enter__(self) -> StoredCheckpoint:
         return self

@@ -1,7 +1,7 @@
-"""Retention: which checkpoints of a session may go. Pure.
+"""Retention: which checkpoints of a session may be removed. Pure.
 
-What is newer is decided by (epoch, position), never by a clock; a clock only
-says how old a checkpoint is, and one dated in the future is not old.
+The order of checkpoints is that of (epoch, position), never of a clock; a clock only
+gives the age of a checkpoint, and one dated in the future is not old.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``keep_last``: of each session, at least 1. ``max_age``: s; older ones go though fewer stay. None: no limit."""
+    """Retention policy. ``keep_last``: checkpoints to keep of each session, at least 1. ``max_age``: s; older ones are
+    removed even if fewer than ``keep_last`` remain. None: no limit.
+    """
 
     keep_last: int | None = 3
     max_age: float | None = None
 
 
 def superfluous(checkpoints: Iterable[CheckpointInfo], policy: Policy, named: Collection[str], now: float) -> list[str]:
-    """Names of the checkpoints to remove, oldest first.
+    """List the names of the checkpoints to remove, oldest first.
 
-    Never one that the registry names (``named``), never the newest readable
-    one of its session, and never one that cannot be read: somebody should look at it.
+    Never one that the registry names (``named``), never the newest readable one of
+    its session, and never one that cannot be read: an operator should examine it.
     """
     sessions: dict[str, list[CheckpointInfo]] = {}
     for info in checkpoints:

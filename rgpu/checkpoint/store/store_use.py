@@ -1,6 +1,6 @@
 """Bytes that checkpoints take in a store: their manifests, and the packs that these name, each once.
 
-Packs that no manifest names any more are not counted: they go with the next collection (:mod:`.collect`), and a user
+Packs that no manifest names any more are not counted: the next collection (:mod:`.collect`) removes them, and a user
 who removed checkpoints need not wait for it.
 """
 
@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from rgpu.checkpoint.store.checkpoint_store import LOOKERS, CheckpointStore
 from rgpu.session.errors import Corrupt, NotFound, UsageError, VersionMismatch
 
-#: (length of a manifest, when it was written): while they are the same, so is what it names.
+#: (length of a manifest, when it was written): while these are the same, so are the packs that it names.
 Version = tuple[int, float]
 
 
 class StoreUse:
-    """Counts namespaces of one store. A manifest is read once, as nothing changes one. Thread-safe."""
+    """Counter of the bytes in namespaces of one store. Each manifest is read once, as it never changes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], tuple[Version, dict[str, int]]] = {}  #: by prefix and name: packs' lengths
+        self._known: dict[tuple[str, str], tuple[Version, dict[str, int]]] = {}  #: (prefix, name) → packs' lengths
 
     def count(self, stores: Iterable[CheckpointStore]) -> int:
         """Return the bytes that the checkpoints of these namespaces take. Raises :class:`StoreError`.
@@ -58,5 +58,5 @@ class StoreUse:
 def _packs(store: CheckpointStore, name: str) -> dict[str, int]:
     try:
         return {pack.name: pack.size for pack in store.summary(name).packs}
-    except (NotFound, Corrupt, VersionMismatch, UsageError):  # removed meanwhile, or damaged: `image ls` tells of it
+    except (NotFound, Corrupt, VersionMismatch, UsageError):  # removed meanwhile, or damaged: `image ls` shows it
         return {}

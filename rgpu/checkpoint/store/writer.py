@@ -1,11 +1,11 @@
-"""Writes one checkpoint: pages in, packs out, the manifest last.
+"""Writer of one checkpoint: takes pages, writes packs, and the manifest last.
 
 :meth:`CheckpointWriter.add_page` hands pages to threads that name, compress and
-store them; it waits while more than ``staging`` bytes are under way, so memory
-is bounded whatever the session's size, and the caller that pauses the session
-meanwhile holds it no longer than until its last page is taken.
+store them. It waits while more than ``staging`` bytes are under way, so memory
+is bounded whatever the session's size; a caller that pauses the session
+meanwhile can end the pause once its last page is taken.
 :meth:`CheckpointWriter.add_rows` does so for many pages in a frame (:mod:`rgpu.checkpoint.codec.frames`),
-from where they lie; there, the owner of the frames bounds the memory.
+in place; there, the owner of the frames bounds the memory.
 
 Until :meth:`CheckpointWriter.finish` has returned, the checkpoint does not exist; leaving
 the ``with`` block by an exception removes everything that was written.
@@ -44,18 +44,18 @@ from rgpu.session.errors import AlreadyExists, Corrupt, LimitReached, RgpuError,
 
 STAGING = 256 << 20  #: bytes of pages under way between :meth:`CheckpointWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
-STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session stands still
+STILL_PATIENCE = 10.0  #: seconds for which a store may take nothing while a session is paused
 ROWS = 64  #: pages of a frame that one thread takes at a time
 THREADS = min(16, max(2, 3 * (os.cpu_count() or 1) // 4))  #: the session's own threads run beside them
-PACKS = 8  #: filled side by side, at most
+PACKS = 8  #: packs filled at a time, at most
 
 
 class CheckpointWriter:
-    """Made by :meth:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore.writer`. One thread calls it.
+    """Writer made by :meth:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore.writer`. One thread calls it.
 
-    ``bases``: older checkpoints whose packs are all there; the first is the previous one of the session.
-    ``pace``: how fast it may write. ``encoders``: processes for what threads of this one would do to frames.
-    ``most``: bytes that it may add to the store, None: no limit; one that needs more ends with :class:`LimitReached`.
+    ``bases``: older checkpoints whose packs all exist; the first is the previous one of the session.
+    ``pace``: limit of the write rate. ``encoders``: processes that encode frames instead of this process's threads.
+    ``most``: bytes that it may add to the store, None: no limit; beyond, it ends with :class:`LimitReached`.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
@@ -88,7 +88,7 @@ class CheckpointWriter:
 
     # -- pages ------------------------------------------------------------------
     def prepare(self) -> None:
-        """Decide, and compile, what takes long before the session stands still. May be left out."""
+        """Do lengthy preparations (compile code, choose packs to avoid) before the session is paused. Optional."""
         encoding.prepare()
         if self._encoders is not None:
             self._encoders.prepare()
@@ -96,7 +96,7 @@ class CheckpointWriter:
             self._bases[0].prepare()
 
     def wanted(self, hash_key: bytes, regions: list[RegionState]) -> Wanted:
-        """What :meth:`inherit` will return for a state with these, at once: for while the session stands still."""
+        """Return at once what :meth:`inherit` will return for a state with these regions: for use in a pause."""
         if not self._bases:
             return Wanted.everything([pagehash.page_count(region.size) for region in regions])
         return self._bases[0].unchanged(hash_key, regions).wanted()
@@ -121,9 +121,9 @@ class CheckpointWriter:
         return found.changed()
 
     def add_page(self, page: Page) -> None:
-        """Store a page; what is never added is not in the checkpoint. Raises :class:`StoreError`.
+        """Store a page. Raises :class:`StoreError`.
 
-        Waits while too many are under way. The page's bytes must not change afterwards.
+        Waits while too many pages are under way. The page's bytes must not change afterwards.
         """
         with self._lock:
             at = self._columns.place(page.region, page.index)
@@ -136,9 +136,9 @@ class CheckpointWriter:
 
     def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
                  memory: Shared | None = None) -> None:
-        """Add whole pages as :meth:`add_page` does, not of zeros, in the first ``rows`` of a frame. Does not wait.
+        """Add whole pages that are not zeros, as :meth:`add_page` does, from ``rows`` of a frame. Does not wait.
 
-        ``memory``: the frame's, for other processes; its first row is the first of ``rows``.
+        ``memory``: the frame's memory, for other processes; its first row is the first of ``rows``.
 
         ``done`` is called, from any thread, once nothing refers to the rows any more, also when this raises.
         A page that does not have its hash ends the checkpoint: :class:`DeviceError`.
@@ -181,7 +181,7 @@ class CheckpointWriter:
             self._submit()
 
     def add_zeros(self, pages: PageList) -> None:
-        """Pages that are all zeros."""
+        """Add pages that are all zeros."""
         with self._lock:
             at = self._columns.places(pages)
         self._columns.hashes[at] = pages.hashes
@@ -190,7 +190,9 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """A session stands still meanwhile: no bandwidth bounds, and a store that takes nothing is given up."""
+        """Write without a rate limit during the block, as a session is paused; a store that takes nothing for
+        STILL_PATIENCE fails the checkpoint.
+        """
         self._patience = STILL_PATIENCE
         try:
             with self.pace.exempt():
@@ -207,12 +209,12 @@ class CheckpointWriter:
         self.pace.stop()
 
     def takes_nothing(self) -> RgpuError:
-        """What to raise when the session has stood still for the store for STILL_PATIENCE."""
+        """Make the error of a store for which the session was paused for STILL_PATIENCE."""
         return StoreUnreachable(f"checkpoint {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
-                                "session stood still for it")
+                                "session was paused for it")
 
     def check(self) -> None:
-        """Raise what went wrong in a thread, if anything did."""
+        """Raise the first error of a thread, if there was one."""
         if self._failure is not None:
             self._raise()
 
@@ -248,7 +250,7 @@ class CheckpointWriter:
         raise StoreError(f"checkpoint {self.name} cannot be written: {self._failure}") from self._failure
 
     def _work(self, batch: list[tuple[int, Any]]) -> None:
-        """In a thread: one batch of pages into chunks."""
+        """Store one batch of pages as chunks; runs in a thread."""
         if self._failure is not None:
             return
         names = [chunk.chunk_name(data, self._key) for _, data in batch]
@@ -262,7 +264,9 @@ class CheckpointWriter:
                 return
 
     def _store_one(self, number: Array, data: bytes, raw: int) -> bool:
-        """``number``: one. False: given up, and `finish` says why."""
+        """Store one chunk; ``number``: its number, as an array of one. False: the checkpoint was given up, and
+        `finish` raises why.
+        """
         if not self._admit(len(data)) or not self.pace.wait(len(data)):
             return False
         for pack, offset, _ in self._packs.append(data):
@@ -272,7 +276,7 @@ class CheckpointWriter:
         return True
 
     def _admit(self, size: int) -> bool:
-        """Whether so many bytes more may be stored; else the checkpoint is given up."""
+        """Whether ``size`` more bytes may be stored; else the checkpoint is given up."""
         if self._most is None:
             return True
         with self._lock:
@@ -291,9 +295,9 @@ class CheckpointWriter:
             self.counts["stored_bytes"] += stored
 
     def _work_rows(self, rows: Array, memory: Shared | None, pages: PageList, at: Array, hash_key: bytes) -> None:
-        """In a thread: rows of a frame into chunks, where they lie, here or in another process; those are stored.
+        """Encode rows of a frame into chunks, in place, here or in another process, and store new ones; in a thread.
 
-        ``at``: the pages' places among the columns.
+        ``at``: the pages' places in the columns.
         """
         if self._failure is not None:
             return
@@ -311,7 +315,7 @@ class CheckpointWriter:
         self._store_encoded(rows.reshape(-1), found.lengths, numbers, fresh)
 
     def _store_encoded(self, data: Array, lengths: Array, numbers: Array, fresh: Array) -> None:
-        """Chunks one behind the other, those that are ``fresh``: neighbours are written by one call."""
+        """Store the ``fresh`` ones of chunks that lie one behind the other; neighbours are written by one call."""
         where, starts = np.flatnonzero(fresh), np.concatenate([[0], np.cumsum(lengths)])
         for some in np.split(where, np.flatnonzero(np.diff(where) != 1) + 1) if len(where) else ():
             part, sizes, at = data[starts[some[0]]:starts[some[-1] + 1]], lengths[some], 0
@@ -328,8 +332,8 @@ class CheckpointWriter:
                facts: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make the checkpoint exist; returns its statistics. ``state`` must hold the page hashes.
 
-        Raises :class:`StoreError`, :class:`Corrupt` if a page of ``state`` was not added as it is there,
-        :class:`LimitReached` if it adds more than it may, :class:`Fenced` if the collector took this writer for dead.
+        Raises :class:`StoreError`, :class:`Corrupt` if a page of ``state`` was not added with its hash,
+        :class:`LimitReached` if it adds more than it may, :class:`Fenced` if the collector ended this writer as dead.
         """
         self._submit()
         self._wait_stored()
@@ -350,14 +354,14 @@ class CheckpointWriter:
         if not self._admit(sum(map(len, pieces))):
             self._raise()
         self._put_manifest(pieces)
-        self._announced.check()  # else what it names may be gone: `abort` takes it back
+        self._announced.check()  # else packs that it names may have been removed: `abort` removes the manifest
         self._open = False
         with contextlib.suppress(StoreError):
-            self._announced.end()  # the checkpoint stands; the collector finds a forgotten intent
+            self._announced.end()  # the checkpoint exists; the collector removes an intent that is left
         return counted
 
     def _wait_stored(self) -> None:
-        """Until every page is in a pack; the collector hears meanwhile that this writer lives."""
+        """Wait until every page is in a pack; the intent is renewed meanwhile."""
         while True:
             with self._lock:
                 under_way = set(self._under_way)
@@ -371,12 +375,12 @@ class CheckpointWriter:
             self._encoders.forget()
 
     def _put_manifest(self, data: list[bytes]) -> None:
-        self._manifest_put = True  # whatever comes of it: an error may hide that it was done
+        self._manifest_put = True  # set before the attempt: an error may be reported although the manifest was put
         try:
             self._blobs.put(self._manifest, *data, new=True)
         except AlreadyExists as error:
             whole = b"".join(data)
-            if self._blobs.read(self._manifest, len(whole) + 1) != whole:  # else a repeated request met its own first
+            if self._blobs.read(self._manifest, len(whole) + 1) != whole:  # equal: a retry after a put that succeeded
                 self._manifest_put = False
                 raise StoreError(f"checkpoint {self.name} exists", path=self._blobs.where(self._manifest),
                                  reason="exists") from error
@@ -388,11 +392,11 @@ class CheckpointWriter:
         return [numbers[start:end] for start, end in pairwise(ends)]
 
     def _check_pages(self, state: SessionState) -> None:
-        """Every page of the state is in the checkpoint with its hash; pages never added must be zeros."""
+        """Check that every page of the state was added with its hash; pages never added must be zeros."""
         at = self._columns.whole(state.regions)
         found, wanted = self._columns.hashes[at], _hashes_of(state)
         if not pagehash.differ(found, wanted).any():
-            return  # most often; for each of thousands of regions it would take as long as a step of the session
+            return  # the usual case; the loop over thousands of regions takes as long as a step of the session
         start = 0
         for region in state.regions:
             count = pagehash.page_count(region.size)
@@ -410,7 +414,7 @@ class CheckpointWriter:
             start += count
 
     def abort(self) -> None:
-        """Remove what was written. Harmless after :meth:`finish`; never raises."""
+        """Remove what was written. Does nothing after :meth:`finish`; never raises."""
         if not self._open:
             return
         self._open = False
@@ -422,7 +426,7 @@ class CheckpointWriter:
         self._packs.discard()
         try:
             if self._manifest_put:
-                self._blobs.delete(self._manifest)  # first: nothing may name packs that are gone
+                self._blobs.delete(self._manifest)  # first: no manifest may name packs that were removed
             self._packs.remove()
             self._announced.end()
         except StoreError:
@@ -437,10 +441,10 @@ class CheckpointWriter:
 
 
 def _hashes_of(state: SessionState) -> Array:
-    """Of all its pages, one region behind the other."""
+    """Return the hashes of all pages, one region behind the other."""
     return pagehash.unpack(b"".join(region.hashes for region in state.regions))
 
 
 def manifest_name(prefix: str, name: str) -> str:
-    """The blob of checkpoint ``name``."""
+    """Return the name of the blob that holds the manifest of checkpoint ``name``."""
     return f"{prefix}images/{quote(name, safe='')}.image"

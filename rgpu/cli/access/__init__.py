@@ -1,1 +1,1 @@
-"""Verbs by which people come to a pool: logins, contexts, the web page."""
+"""Verbs for users' access to a pool: logins, contexts, the web page."""

@@ -16,7 +16,7 @@ from rgpu.session.errors import NotFound, PoolUnavailable
 
 
 def names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Contexts that begin so, for shells."""
+    """Return the contexts that begin with ``incomplete``, for shell completion."""
     return [name for name in [*Contexts().names(), LOCAL] if name.startswith(incomplete)]
 
 
@@ -51,7 +51,7 @@ def use(name: str, output: str) -> None:
 @common.output_option
 @common.verb
 def rm(name: str, output: str) -> None:
-    """Delete the context NAME with its key. The pool lets that key in until `rgpu keys revoke` there."""
+    """Delete the context NAME with its key. The pool accepts that key until `rgpu keys revoke` there."""
     contexts = Contexts()
     shown = contexts.show(name)
     contexts.remove(name)
@@ -82,7 +82,7 @@ def show(name: str | None, output: str) -> None:
 def set_address(name: str, address: str, output: str) -> None:
     """Find the pool of NAME again after all its addresses changed: one of its nodes answers at HOST:PORT.
 
-    The node must prove one of the keys that the context knows; then it tells the others' addresses.
+    The node must prove one of the keys that the context records; then it reports the other nodes' addresses.
     """
     contexts = Contexts()
     files = contexts.existing(name)

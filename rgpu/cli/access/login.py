@@ -1,4 +1,4 @@
-"""``rgpu login``: this machine joins a pool as a user's, by an invitation."""
+"""``rgpu login``: log this machine in to a pool as a user's, by an invitation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles
 from rgpu.link.private_files import private_directory
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, RgpuError, UsageError
 
-LET_IN_SECONDS = 10.0  #: for a node to hear of the key that was just put on record
-CLOCK_SECONDS = 10.0  #: difference of clocks that is worth a word
+LET_IN_SECONDS = 10.0  #: for a node to read the key that was just recorded
+CLOCK_SECONDS = 10.0  #: difference of clocks that is reported
 
 
 @click.command("login")
@@ -33,7 +33,7 @@ CLOCK_SECONDS = 10.0  #: difference of clocks that is worth a word
 def command(token: str | None, name: str | None, no_use: bool, output: str) -> None:
     """Log this machine in to a pool by the invitation that `rgpu keys invite --user NAME` printed.
 
-    A key is made here, and only its public half leaves. TOKEN works once; RGPU_JOIN,
+    A key is made here; only its public half is sent. TOKEN works once; RGPU_JOIN,
     or - for standard input, keeps it off the command line. `rgpu run` works next.
     """
     if token == "-":
@@ -52,7 +52,7 @@ def command(token: str | None, name: str | None, no_use: bool, output: str) -> N
     try:
         answer = admission.ask(found, "pool.login", {"public": pair.public})
     except (AuthenticationFailed, AlreadyExists):
-        if not files.description_path.exists():  # where an answer was lost the key is kept, to ask again by it
+        if not files.description_path.exists():  # where an answer was lost the key is kept for another attempt
             shutil.rmtree(files.root)
         raise
     _write(files, found, pair, answer)
@@ -71,7 +71,8 @@ def command(token: str | None, name: str | None, no_use: bool, output: str) -> N
 
 
 def _key(files: PoolFiles, token: Token, name: str) -> KeyPair:
-    """The key of this login; of one whose answer was lost, the same again. Raises :class:`AlreadyExists`."""
+    """Return this login's key; after a login whose answer was lost, the same one again. Raises :class:`AlreadyExists`.
+    """
     path = files.key_path(token.role)
     if files.description_path.exists():
         known = files.read_description().id
@@ -90,7 +91,7 @@ def _key(files: PoolFiles, token: Token, name: str) -> KeyPair:
 
 
 def _write(files: PoolFiles, token: Token, pair: KeyPair, answer: dict[str, Any]) -> None:
-    """The description comes last: a folder with one is a whole context. Raises :class:`Corrupt`."""
+    """Write the description, the last file: a folder that has one is a complete context. Raises :class:`Corrupt`."""
     if (answer.get("pool"), answer.get("name"), answer.get("role")) != (token.pool, pair.name, pair.role):
         raise Corrupt(f"the pool answered for {answer.get('role')} {answer.get('name')} of pool {answer.get('pool')}, "
                       f"the invitation is for {pair.role} {pair.name} of {token.pool}", reason="reply")
@@ -100,7 +101,7 @@ def _write(files: PoolFiles, token: Token, pair: KeyPair, answer: dict[str, Any]
 
 
 def _wait_let_in(files: PoolFiles, pair: KeyPair) -> float:
-    """Until a node knows the key; seconds that the pool's clock is ahead of this one."""
+    """Wait until a node accepts the key; return the seconds that the pool's clock is ahead of this one."""
     deadline = time.monotonic() + LET_IN_SECONDS
     with ControlClient(pair, files.read_description().endpoints) as client:
         while True:
@@ -111,7 +112,7 @@ def _wait_let_in(files: PoolFiles, pair: KeyPair) -> float:
                 if time.monotonic() > deadline:
                     raise
             except RgpuError:
-                return 0.0  # logged in; that the pool does not answer just now, the next verb says
+                return 0.0  # logged in; if the pool does not answer now, the next verb reports it
             time.sleep(0.2)
 
 

@@ -24,8 +24,8 @@ def command() -> None:
 @command.command("login")
 @click.option("--host", metavar="HOST", shell_complete=completing.hosts, help="The page of this host (default: the "
               "first one that serves one).")
-@click.option("--url", metavar="URL", help="What the link begins with, where the browser reaches the page under "
-              "another address (a tunnel).")
+@click.option("--url", metavar="URL", help="Address that the link begins with, where the browser reaches the page "
+              "under another one (a tunnel).")
 @common.operator_option
 @common.pool_option
 @common.output_option
@@ -33,13 +33,13 @@ def command() -> None:
 def login(host: str | None, url: str | None, operator: bool, pool: str | None, output: str) -> None:
     """Print a link that logs you in on the web page: good once, for five minutes.
 
-    Who opens it may do what your key may, for eight hours. With --operator: what the operator's key may.
+    The browser that opens it has your key's rights for eight hours; with --operator, the operator's key's.
     """
     settings, role = common.settings(pool=pool), common.role(operator)
     files = pool_files(settings)
     with connect(settings, role) as client:
         node = serving(verbs.hosts(client), host)
-        # Whose public key it is, the pool's description says: an answer is not asked for it.
+        # The public key is read from the pool's description, never from an answer.
         known = {one.host: one for one in files.read_description().endpoints}.get(node["host"])
         if known is None:
             raise NotFound(f"the address of {node['host']} is not known here yet: try again in a moment")
@@ -52,7 +52,7 @@ def login(host: str | None, url: str | None, operator: bool, pool: str | None, o
 
 
 def serving(nodes: list[dict[str, Any]], host: str | None) -> dict[str, Any]:
-    """The row of the host whose page is meant. Raises :class:`NotFound`, :class:`Refused`."""
+    """Return the row of the host whose page is selected. Raises :class:`NotFound`, :class:`Refused`."""
     pages = [node for node in nodes if node.get("web")]
     if host is None:
         if not pages:

@@ -1,1 +1,1 @@
-"""Verbs about checkpoints and journals: take, put back, list, check, replay."""
+"""Verbs about checkpoints and journals: take, restore, list, check, replay."""

@@ -14,13 +14,13 @@ from rgpu.cli.pool import connect
 @click.command("checkpoint")
 @click.argument("session")
 @click.option("--wait/--no-wait", default=True, show_default=True,
-              help="Return when the checkpoint counts, or at once.")
+              help="Return when the checkpoint is published, or at once.")
 @common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
 def command(session: str, wait: bool, operator: bool, pool: str | None, output: str) -> None:
-    """Write a checkpoint of SESSION to the pool's store; it counts once the registry names it."""
+    """Write a checkpoint of SESSION to the pool's store; it is published when the registry names it."""
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = verbs.checkpoint(client, session, wait=wait)
     common.emit(result, output, _show)
@@ -33,6 +33,6 @@ def _show(result: dict[str, Any]) -> None:
     common.out.print(f"checkpoint {result['image']}: position {result['position']}, {result['pages']} pages, "
                      f"{common.size(result['bytes'])} written", markup=False)
     if "pause_ms" in result:
-        common.out.print(f"the session stood still for {result['pause_ms']:.1f} ms; {common.size(result['cut_bytes'])} "
+        common.out.print(f"the session was paused for {result['pause_ms']:.1f} ms; {common.size(result['cut_bytes'])} "
                          f"were set aside on the device, {common.size(result['paused_bytes'])} read meanwhile; "
                          f"{result['total_ms'] / 1000:.2f} s in all", markup=False)

@@ -1,4 +1,4 @@
-"""``rgpu image …``: the checkpoints of a pool's sessions as things: list, look, check, carry, remove."""
+"""``rgpu image …``: list, show, verify, export, import and remove the checkpoints of a pool's sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECE = 4 << 20
 
 @click.group("image", cls=Group)
 def command() -> None:
-    """Checkpoints: checkpoints of sessions in the pool's store."""
+    """Checkpoints of sessions in the pool's store."""
 
 
 COLUMNS = (
@@ -38,7 +38,7 @@ COLUMNS = (
                                                                         "in the future", drop=2),
     Column("PAGES", lambda i: i["pages"], wide=True), Column("USER", lambda i: i["user"], wide=True),
     Column("NOTE", lambda i: i["error"], cut=True))
-_operator = click.option("--operator", is_flag=True, help="Act with the operator's key: everybody's checkpoints.")
+_operator = click.option("--operator", is_flag=True, help="Act with the operator's key: all users' checkpoints.")
 
 
 @command.command("ls")
@@ -62,7 +62,7 @@ def ls(session: str | None, operator: bool, pool: str | None, output: str, sort:
 @common.output_option
 @common.verb
 def show(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
-    """What CHECKPOINT holds: session, position, regions, packs, statistics."""
+    """Show what CHECKPOINT contains: session, position, regions, packs, statistics."""
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("image.show", {"image": checkpoint}, timeout=120)
     common.emit(result, output, _show_one)
@@ -101,7 +101,7 @@ def verify(checkpoint: str, operator: bool, pool: str | None, output: str) -> No
 @common.output_option
 @common.verb
 def rm(checkpoint: str, operator: bool, yes: bool, pool: str | None, output: str) -> None:
-    """Remove CHECKPOINT; refused for the one that its session would be recovered from.
+    """Remove CHECKPOINT; refused for the checkpoint that its session would be recovered from.
 
     A person at a terminal is asked first.
     """
@@ -123,17 +123,17 @@ def _what_is_removed(shown: dict[str, Any]) -> str:
 @click.option("--older-than", metavar="AGE", help="Remove checkpoints older than that: 12h, 7d.")
 @click.option("--ended", metavar="AGE", help="Remove the checkpoints of sessions that ended at least so long ago.")
 @click.option("--grace", default="15m", show_default=True, metavar="AGE",
-              help="How long a pack that nothing names stays, for who may still read it.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+              help="How long a pack that no checkpoint names is kept, for readers that still use it.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @_operator
 @common.pool_option
 @common.output_option
 @common.verb
 def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: str, dry_run: bool, operator: bool,
        pool: str | None, output: str) -> None:
-    """Remove packs that no checkpoint needs, and checkpoints that the given rules let go.
+    """Remove packs that no checkpoint needs, and checkpoints that the given rules release.
 
-    Never one that the registry names, nor what a writer at work needs. Safe while checkpoints are written.
+    Keeps the checkpoints that the registry names, and the packs that a running writer needs.
     """
     args = {"keep_last": keep_last, "max_age": None if older_than is None else parse_age(older_than),
             "ended": None if ended is None else parse_age(ended), "grace": parse_age(grace), "dry_run": dry_run}
@@ -150,9 +150,9 @@ def _show_gc(result: dict[str, Any]) -> None:
         common.err.print(f"no pack is removed beside it: {reason}", markup=False)
 
 
-# -- carrying ------------------------------------------------------------------------
+# -- export, import---------------------------------------------------------------------
 class _Asked:
-    """A checkpoint that a node reads for us."""
+    """A checkpoint that a node reads for this process."""
 
     def __init__(self, client: ControlClient, name: str) -> None:
         self.name, self._client = name, client
@@ -186,9 +186,9 @@ class _Asked:
 @common.output_option
 @common.verb
 def export(checkpoint: str, file: Path, operator: bool, pool: str | None, output: str) -> None:
-    """Write CHECKPOINT into FILE, which `rgpu image import` takes in any pool.
+    """Write CHECKPOINT into FILE, which `rgpu image import` reads in any pool.
 
-    The file is readable by you alone: it holds the program's memory, and no key protects it.
+    The file is readable by you alone: it contains the program's memory, and no key protects it.
     """
     if file.exists():
         raise AlreadyExists(f"{file} exists")
@@ -212,9 +212,9 @@ def export(checkpoint: str, file: Path, operator: bool, pool: str | None, output
 @common.output_option
 @common.verb
 def take_in(file: Path, name: str | None, pool: str | None, output: str) -> None:
-    """Take the checkpoint in FILE into the pool's store. It counts for no session until it is restored from."""
+    """Take the checkpoint in FILE into the pool's store. No session uses it until it is restored from."""
     with ArchiveReader(file) as archive:
-        archive.checkpoint()  # refused here rather than after the way to the node
+        archive.checkpoint()  # a damaged file is refused here, before it is sent to the node
     number = secrets.token_hex(16)
     with connect(common.settings(pool=pool)) as client, open(file, "rb") as opened:
         offset = 0

@@ -23,7 +23,7 @@ from rgpu.session.printable import printable
 
 #: Arguments that are printed as addresses.
 ADDRESSES = ("address", "destination", "source")
-#: What ends memory: by default a replay looks at what a session holds before the first of these.
+#: Calls that free memory. By default a replay takes a snapshot before the last series of them.
 ENDS = frozenset(BY_NAME[name].id for name in ("memory_free", "memory_free_wait", "memory_unmap"))
 
 
@@ -58,7 +58,7 @@ def verify(path: Path, output: str) -> None:
 @click.option("--limit", default=0, help="Show at most this many records (0: all).")
 @click.option("--from", "first", default=0, metavar="N", help="From this position on.")
 @click.option("--to", "last", default=0, metavar="N", help="Up to this position (0: the end).")
-@click.option("--call", "calls", multiple=True, metavar="NAME", help="Only this wire call; several times for several.")
+@click.option("--call", "calls", multiple=True, metavar="NAME", help="Only this wire call; repeat for several.")
 @click.option("--thread", type=int, metavar="T", help="Only calls of this thread of the client.")
 @click.option("--awaited", is_flag=True, help="Only calls that the program waited for.")
 @common.output_option
@@ -108,7 +108,7 @@ def _line(row: dict[str, Any]) -> str:
 @_device
 @_memory
 @click.option("--at", "positions", multiple=True, type=int, metavar="N",
-              help="Also look at what the session holds behind this position; several times for several.")
+              help="Take a snapshot after this position; repeat for several.")
 @click.option("--snapshot", "folder", type=click.Path(path_type=Path), metavar="DIR",
               help="Write the digests of all pages and objects to DIR/POSITION.json, for `rgpu journal diff`.")
 @click.option("--image", "checkpoint", metavar="STORE/NAME",
@@ -119,11 +119,11 @@ def replay(path: Path, device: str, device_memory: str, positions: tuple[int, ..
            checkpoint: str | None, output: str) -> None:
     """Run the recorded session PATH again on a device, without its program.
 
-    Its answers are compared with the recorded ones; a difference exits 8. Behind the
-    last call, before memory is given back, and behind each --at it says what the
-    session holds: digests of all its pages and live objects.
+    Its answers are compared with the recorded ones; a difference exits 8. After the
+    last call and after each --at (default: before memory is freed) it prints a
+    snapshot: digests of all the session's pages and live objects.
     """
-    configure_logging(level="warning")  # what is printed is the result
+    configure_logging(level="warning")  # stdout is for the result
     result, snapshots = _replay(path, device, device_memory, positions, checkpoint)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def _show_replay(result: dict[str, Any]) -> None:
 
 def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], checkpoint: str | None = None
             ) -> tuple[dict[str, Any], list[Any]]:
-    """What `replay` prints, and the snapshots. Raises :class:`RgpuError`."""
+    """Replay; return the result that `replay` prints, and the snapshots. Raises :class:`RgpuError`."""
     from rgpu.server.address_layout import ensure_fixed
     from rgpu.server.device.spec import make_device
     from rgpu.server.worker.apply.replaying import Replay
@@ -154,7 +154,7 @@ def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], ch
         ensure_fixed("rgpu.cli.main", sys.argv[1:])
     made = make_device(device, parse_size(memory), own_stdout=True)
     if (text := getattr(made, "text", None)) is not None and text.holds_stdout:
-        sys.stdout = text.former  # what the kernels print goes nowhere, and what is said here goes where it went
+        sys.stdout = text.former  # the kernels' output is dropped; this command prints to the former stdout
     try:
         replaying = Replay(recording, made, f"replay of {path} on {device}")
         done = replaying.run(positions or _before_the_end(recording))
@@ -171,10 +171,10 @@ def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], ch
 
 
 def _before_the_end(recording: Recording) -> tuple[int, ...]:
-    """Programs give their memory back before they end: look once before the last calls that do."""
+    """The position before the last calls that free memory: programs free theirs before they end."""
     ends = [record.seq for record in recording if record.call_id in ENDS]
     position = 0
-    for seq in reversed(ends):  # the last run of such calls, with little between them
+    for seq in reversed(ends):  # the last series of such calls, with few others between them
         if position and position - seq > 16:
             break
         position = seq
@@ -182,7 +182,7 @@ def _before_the_end(recording: Recording) -> tuple[int, ...]:
 
 
 def _store_and_name(place: str) -> tuple[Path, str]:
-    """``STORE/NAME``; the name of a checkpoint has no slash here. Raises :class:`UsageError`."""
+    """Split ``STORE/NAME``; a checkpoint's name has no slash here. Raises :class:`UsageError`."""
     store, _, name = place.rpartition("/")
     if not store or not name:
         raise UsageError(f"{place!r} is no STORE/NAME")
@@ -219,7 +219,7 @@ def diff(a: str, b: str, device: str, device_memory: str, at: int | None, output
 
 
 def _kept_snapshot(place: str) -> Any:
-    """A snapshot file's or a checkpoint's; None for a recording."""
+    """The snapshot of a snapshot file or a checkpoint; None for a recording."""
     from rgpu.checkpoint.session import snapshot
     from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 

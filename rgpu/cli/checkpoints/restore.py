@@ -1,4 +1,4 @@
-"""``rgpu restore CHECKPOINT``: put a session back from one of its checkpoints."""
+"""``rgpu restore CHECKPOINT``: restore a session from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rgpu.cli.pool import connect
 
 @click.command("restore")
 @click.argument("checkpoint")
-@click.option("--host", help="Where to (default: the coordinator chooses).")
+@click.option("--host", help="Host to restore to (default: the coordinator chooses).")
 @common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
 def command(checkpoint: str, host: str | None, operator: bool, pool: str | None, output: str) -> None:
-    """Bring the session of CHECKPOINT back from that checkpoint and its live program's journal.
+    """Restore a session from CHECKPOINT and its live program's journal.
 
     The agent must still hold the journal from the checkpoint's position on: a live
-    program cannot be rolled back. It is refused if that was cut.
+    program cannot be rolled back. It is refused if that part was cut.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = verbs.restore(client, checkpoint, host)

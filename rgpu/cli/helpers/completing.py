@@ -1,4 +1,4 @@
-"""Names that a shell may complete: asked of the pool, quickly or not at all."""
+"""Names for shell completion, requested from the pool; none if it does not answer quickly."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ASK_SECONDS = 1.5
 
 
 def sessions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Live sessions that begin so."""
+    """Return the live sessions that begin with ``incomplete``."""
     return _ask(context, incomplete, "session.list", lambda answer: [row["session"] for row in answer["sessions"]])
 
 
 def sessions_and_runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Live sessions and detached runs of this machine that begin so."""
+    """Return the live sessions and this machine's detached runs that begin with ``incomplete``."""
     from rgpu.cli.runs.finding import complete
 
     return sorted({*complete(context, parameter, incomplete), *sessions(context, parameter, incomplete)})
 
 
 def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Hosts of the pool that begin so."""
+    """Return the hosts of the pool that begin with ``incomplete``."""
     return _ask(context, incomplete, "node.list",
                 lambda answer: [row["host"] for row in [*answer["nodes"], *answer.get("lost", [])]])
 

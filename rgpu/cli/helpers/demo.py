@@ -1,4 +1,4 @@
-"""``rgpu demo``: the whole promise in a minute, on this machine, without a GPU.
+"""``rgpu demo``: a move and a recovery in a minute, on this machine, without a GPU.
 
 Runs the same unmodified program twice: once undisturbed, and once while its
 session is moved from node-a to node-b and node-b is then killed with -9. The
@@ -70,7 +70,7 @@ def _example() -> Path:
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent package
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -176,7 +176,7 @@ class Demo:
             time.sleep(0.02)
 
     def _move(self) -> dict[str, Any]:
-        # node-a is to be emptied, as before maintenance: so what comes later goes to node-c.
+        # node-a is cordoned, as before maintenance: so the later recovery chooses node-c.
         with connect(Settings({"pool": self.environment["RGPU_POOL"]}), role="operator") as client:
             client.call("node.cordon", {"host": "node-a", "state": "cordoned", "reason": "maintenance"})
         self.say("4. node-a is cordoned; while it computes: rgpu migrate demo node-b")

@@ -35,7 +35,7 @@ from rgpu.session.errors import Refused, RgpuError
 @common.output_option
 @common.verb
 def command(pool: str | None, output: str) -> None:
-    """Check this machine and the pool; exits 1 if something needs mending."""
+    """Check this machine and the pool; exits 1 if a check fails."""
     settings = common.settings(pool=pool)
     findings = [asdict(finding) for finding in _all(settings)]
     common.emit(findings, output, _show)
@@ -72,7 +72,7 @@ def _python() -> Finding:
 
 
 def _compile_cache() -> Finding:
-    """What NVRTC compiled, kept for the programs of this user."""
+    """Results of NVRTC that are kept for the programs of this user."""
     where = compile_cache.folder(os.environ)
     if where is None or not where.exists():
         return Finding("compile cache", True, "off" if where is None else f"none yet in {where}")
@@ -143,7 +143,7 @@ def _memfd() -> Finding:
 
 
 def _boot_clock() -> Finding:
-    """Leases are judged by CLOCK_BOOTTIME, which goes on while the machine sleeps (OWNERSHIP 4)."""
+    """Leases are judged by CLOCK_BOOTTIME, which advances while the machine is suspended (OWNERSHIP 4)."""
     ahead = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return Finding("boot clock", ahead > -1.0, "goes on over suspension" + (
         f"; this machine slept for {ahead:.0f} s since it started" if ahead > 1 else ""),
@@ -157,14 +157,14 @@ def _gpu() -> Finding:
         from rgpu.server.device.cuda.facts import facts
 
         found = facts(0)
-    except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure: clients and cpu nodes need none
+    except Exception as error:  # noqa: BLE001 - a missing driver is no failure: clients and cpu nodes need none
         return Finding("gpu", True, f"none that a node here could serve: {driver.explain(error, 'cuda:0')}")
     return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
 
 
 def _box(settings: Settings) -> Finding:
-    """Which walls a node here would put around its workers, and what is missing for the others."""
+    """The walls that a node here would put around its workers, and what is missing for the others."""
     from rgpu.checkpoint.blobs import places
     from rgpu.server.box import host
     from rgpu.server.box.walls import Mode, decide
@@ -183,17 +183,17 @@ def _box(settings: Settings) -> Finding:
 
 
 def _registry(settings: Settings) -> Finding:
-    """Whether this host reaches the pool's registry as a node would, and whether it is that pool's."""
+    """Whether this host reaches the pool's registry as a node would, and whether it belongs to that pool."""
     files = pool_files(settings)
     said = (common.registry_address(settings) or "embedded") if settings.given("registry") else ""
     advice = "docs/operators/etcd.md says how etcd is set up and named"
     hosts = sorted(path.parent.name for path in files.root.glob("nodes/*/node.key"))
     try:
-        # A folder that was never a node's has no registry of its own to be at odds with.
+        # A folder that was never a node's has no registry of its own that could conflict.
         known = [belonging.look(files, host) for host in hosts] if files.description_path.exists() else []
         addresses = [belonging.choose(said, one) for one in known]
         for one, address in zip(known, addresses, strict=True):
-            if address != one.at_home or one.embedded:  # else there is nothing yet to look at
+            if address != one.at_home or one.embedded:  # else there is no registry to read yet
                 belonging.judge(one, asyncio.run(belonging.read(address)), belonging.ours(files, one.host))
         if not known and not said and files.description_path.exists() and not files.node_directory("x").parent.exists():
             return Finding("registry", True, "the nodes' own: this machine needs none")

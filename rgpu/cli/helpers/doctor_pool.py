@@ -1,6 +1,6 @@
-"""The checks of ``rgpu doctor`` that ask the pool: keys, nodes, clocks, versions, drivers, room.
+"""The checks of ``rgpu doctor`` that query the pool: keys, nodes, clocks, versions, drivers, disk space.
 
-Each judgement is a function of what was seen, so that it can be tested without a pool.
+Each judgement is a function of the pool's answers, so that it can be tested without a pool.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.secrets import PoolSecrets
 from rgpu.session.errors import RgpuError, VersionMismatch
 
-CLOCK_LIMIT = 10.0  #: seconds; tickets bear 30 (docs/developers/links/sealing.md), and clocks that drift go on drifting
+CLOCK_LIMIT = 10.0  #: seconds; tickets tolerate 30 (docs/developers/links/sealing.md), and clocks drift further
 ROOM_LIMIT = 1 << 30  #: bytes free where registry and checkpoints are
 ASK_SECONDS = 4.0
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """All checks that have to do with the pool."""
+    """Yield the results of all checks of the pool."""
     files = pool_files(settings)
     if not files.description_path.exists():
         yield Finding("pool", True, f"none in {files.root}; `rgpu up` makes one, `rgpu login` or `rgpu server "
@@ -53,7 +53,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
 
 
 def keys(files: PoolFiles) -> Finding:
-    """Every key in the folder loads, is private, and is let in under its own name."""
+    """Check that every key in the folder loads, is private, and is authorized under its own name."""
     problems, good = [], 0
     paths = [*sorted((files.root / "keys").glob("*.key")), *sorted(files.root.glob("nodes/*/node.key"))]
     for path in paths:
@@ -79,14 +79,14 @@ def keys(files: PoolFiles) -> Finding:
 
 
 def room(files: PoolFiles) -> Finding:
-    """The registry must be able to write, and checkpoints to be stored."""
+    """Check that there is disk space for the registry and for checkpoints."""
     free = shutil.disk_usage(files.root).free
     return Finding("room", free >= ROOM_LIMIT, f"{common.size(free)} free in {files.root}",
                    "a full disk stops the embedded registry and checkpoints: make room")
 
 
 def ask(pair: KeyPair, endpoint: Endpoint) -> dict[str, Any] | str:
-    """Ask one node: {offset, error: seconds, versions, version} of it, or why it did not answer."""
+    """Ping one node. Return its {offset, error: seconds, versions, version}, or why it did not answer."""
     try:
         with ControlClient(pair, [endpoint]) as client:
             client.call("pool.ping", {}, timeout=ASK_SECONDS)  # the first one also connects
@@ -102,7 +102,7 @@ def ask(pair: KeyPair, endpoint: Endpoint) -> dict[str, Any] | str:
 
 def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]], lost: Sequence[dict[str, Any]] = ()
                ) -> Iterator[Finding]:
-    """Judge the pool: which node leads, which is silent or sick; what operators decided is told, but is no fault."""
+    """Judge the pool: which node leads, which is silent or sick. Operators' decisions are reported, but no fault."""
     sick = [f"{n['host']} is {n['state'] if n.get('answers', True) else 'silent'}"
             + (f" ({n['reason']})" if n.get("reason") else "")
             for n in nodes if n["state"] == "unhealthy" or not n.get("answers", True)]
@@ -122,14 +122,14 @@ def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]], lost: Sequen
 
 
 def judge_reach(seen: dict[str, dict[str, Any] | str]) -> Finding:
-    """Every control address must be reached from here: agents change over between them."""
+    """Judge whether every control address can be reached from here: agents fail over between them."""
     silent = [f"{host}: {answer}" for host, answer in sorted(seen.items()) if isinstance(answer, str)]
     return Finding("control addresses", not silent, "; ".join(silent) or f"all {len(seen)} answer here",
                    "is the port open (docs/operators/pool.md, Ports)? Does --listen name an address that is reached?")
 
 
 def judge_clocks(seen: dict[str, dict[str, Any]]) -> Finding:
-    """Tickets carry times, so clocks must agree; leases do not depend on them."""
+    """Judge the nodes' clocks. They must agree, because tickets carry times; leases do not depend on them."""
     known = {host: answer for host, answer in seen.items() if answer.get("offset") is not None}
     wrong = [f"{host} is {answer['offset']:+.1f} s off" for host, answer in sorted(known.items())
              if abs(answer["offset"]) - answer["error"] > CLOCK_LIMIT]
@@ -139,7 +139,7 @@ def judge_clocks(seen: dict[str, dict[str, Any]]) -> Finding:
 
 
 def judge_versions(seen: dict[str, dict[str, Any]]) -> Finding:
-    """N works with N-1, on every link."""
+    """Judge the nodes' versions: N works with N-1, on every link."""
     wrong = []
     for host, answer in sorted(seen.items()):
         try:
@@ -152,7 +152,7 @@ def judge_versions(seen: dict[str, dict[str, Any]]) -> Finding:
 
 
 def judge_drivers(nodes: list[dict[str, Any]]) -> Finding:
-    """A session moves to the same compute capability, and to no older driver."""
+    """List the kinds of device: a session moves to the same compute capability, and to no older driver."""
     kinds: dict[str, list[str]] = {}
     for node in nodes:
         for device in node["devices"]:
@@ -161,6 +161,6 @@ def judge_drivers(nodes: list[dict[str, Any]]) -> Finding:
             kinds.setdefault(kind, []).append(node["host"])
     alone = [f"{hosts[0]} alone has {kind}" for kind, hosts in sorted(kinds.items()) if len(set(hosts)) == 1]
     told = "; ".join(f"{kind}: {len(hosts)}" for kind, hosts in sorted(kinds.items())) or "no devices"
-    # One node, or one of each kind, is a choice; sessions there just have nowhere to go.
+    # One node, or one of each kind, is no fault; sessions there cannot be moved.
     return Finding("drivers", True, told + (f"; {'; '.join(alone)}: its sessions can move nowhere else"
                                             if alone and len(nodes) > 1 else ""))

@@ -1,4 +1,4 @@
-"""What one check of ``rgpu doctor`` found."""
+"""The result of one check of ``rgpu doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Finding:
-    """``advice``: what to do where it is not ok."""
+    """The result of one check. ``advice``: what to do where it is not ok."""
 
     check: str
     ok: bool

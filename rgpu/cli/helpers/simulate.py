@@ -20,7 +20,7 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 @click.option("--policy", default="fgd", show_default=True,
               help="random, best-fit, packing, fgd; several with commas; all.")
 @click.option("--rebalance", type=click.Choice(["on", "off", "both"]), default="off", show_default=True)
-@click.option("--gangs", is_flag=True, help="Tasks that want several GPUs go over several hosts where one has no room.")
+@click.option("--gangs", is_flag=True, help="Spread tasks of several GPUs over several hosts where one has too few.")
 @click.option("--load", type=click.FloatRange(0.01, 10), default=1.3, show_default=True,
               help="Demand as a multiple of the pool's GPUs.")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=5, show_default=True)
@@ -31,7 +31,7 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 @click.option("--move-rate", type=click.FloatRange(1), default=1900.0, show_default=True,
               help="MiB a second that a move copies.")
 @click.option("--move-pause", type=click.FloatRange(0), default=2.0, show_default=True,
-              help="Seconds that a moved program stands still.")
+              help="Seconds for which a moved program is paused.")
 @click.option("--gpu-memory", type=click.IntRange(0), default=16384, show_default=True,
               help="MiB that a session with a whole GPU uses.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write PNG files there.")
@@ -40,14 +40,14 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 def command(nodes: Path, tasks: Path, policy: str, rebalance: str, load: float, seeds: int, churn: bool | None,
             hours: float, move_rate: float, move_pause: float, gpu_memory: int, plot: Path | None, gangs: bool,
             output: str) -> None:
-    """Replay recorded tasks against placement, queue and rebalancing, and print what came of it."""
+    """Replay recorded tasks against placement, queue and rebalancing, and print the results."""
     from rgpu.migrate.scheduling.costs import Costs
     from rgpu.migrate.scheduling.policies import POLICIES
     from rgpu.migrate.simulation import plots, report, trace
     from rgpu.migrate.simulation.run import Options
 
     if plot is not None:
-        plots.check()  # before the work whose results it draws
+        plots.check()  # fails before the simulation rather than after it
     names = list(POLICIES) if policy == "all" else policy.split(",")
     unknown = [name for name in names if name not in POLICIES]
     if unknown:

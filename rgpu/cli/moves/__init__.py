@@ -1,1 +1,1 @@
-"""Verbs that move sessions: one, all of a host, or those that make room."""
+"""Verbs that move sessions: one, all of a host, or some to rebalance the pool."""

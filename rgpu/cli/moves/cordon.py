@@ -12,7 +12,7 @@ from rgpu.cli.pool import connect
 
 
 def set_state(pool: str | None, host: str, state: str, reason: str) -> dict[str, Any]:
-    """Ask the pool for it, with the operator's key."""
+    """Set the state of a host, with the operator's key."""
     with connect(common.settings(pool=pool), role="operator") as client:
         return dict(client.call("node.cordon", {"host": host, "state": state, "reason": reason}, timeout=30))
 
@@ -30,9 +30,9 @@ def show(result: dict[str, Any]) -> None:
 @common.output_option
 @common.verb
 def command(host: str, reason: str, pool: str | None, output: str) -> None:
-    """Place no new session on HOST; those it has stay.
+    """Place no new session on HOST; its present sessions stay.
 
-    It is a fact of the pool, and holds until `rgpu uncordon HOST`, also when the
-    host's daemon is restarted.
+    The pool records this until `rgpu uncordon HOST`, also when the host's daemon
+    is restarted.
     """
     common.emit(set_state(pool, host, "cordoned", reason), output, show)

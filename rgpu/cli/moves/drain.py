@@ -16,27 +16,27 @@ from rgpu.link.control.control_client import ControlClient
 from rgpu.session.errors import PoolUnavailable, Refused, TimedOut
 
 LOOK_SECONDS = 0.5
-SILENCE_SECONDS = 60.0  #: without an answer of any leader, after which this command gives up looking
+SILENCE_SECONDS = 60.0  #: without an answer of any leader, after which this command gives up
 
 
 @click.command("drain")
 @click.argument("host", shell_complete=completing.hosts)
 @click.option("--reason", default="", help="Why; shown wherever the host is refused.")
-@click.option("--no-wait", is_flag=True, help="Return at once; the pool goes on by itself.")
-@click.option("--timeout", metavar="TIME", help="Stop waiting after this time; the drain goes on.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the pool continues the drain.")
+@click.option("--timeout", metavar="TIME", help="Stop waiting after this time; the drain continues.")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(host: str, reason: str, no_wait: bool, timeout: str | None, pool: str | None, output: str) -> None:
-    """Move every session of HOST elsewhere, and let no new one in.
+    """Move every session of HOST elsewhere, and place no new one there.
 
-    The pool does it, not this command: interrupt it and the drain goes on; call it
-    again to look on; `rgpu uncordon HOST` calls it off. At the end HOST is cordoned.
+    The pool does it, not this command: the drain continues if it is interrupted;
+    call it again to watch; `rgpu uncordon HOST` cancels it. At the end HOST is cordoned.
     A session that cannot be moved is named with the reason and tried again.
     """
     limit = parse_seconds(timeout) if timeout else None
     with connect(common.settings(pool=pool), role="operator") as client:
-        # A host that was drained already is not drained anew: the answer says that it is empty.
+        # A host that was drained already is not drained again: its status reports that it is empty.
         status = client.call("node.drain_status", {"host": host}, timeout=30)
         if status["state"] != "draining" and not (status["drained"] and status["state"] == "cordoned"):
             client.call("node.cordon", {"host": host, "state": "draining", "reason": reason}, timeout=30)
@@ -49,17 +49,17 @@ def command(host: str, reason: str, no_wait: bool, timeout: str | None, pool: st
 
 def wait_empty(client: ControlClient, host: str, limit: float | None,
                tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The status once the host is empty.
+    """Wait until the host is empty and return its status.
 
-    Raises :class:`TimedOut` (what is left and why), :class:`Refused` when the drain was called off,
-    :class:`PoolUnavailable` when nobody answered for a minute.
+    Raises :class:`TimedOut` (which sessions are left and why), :class:`Refused` when the drain was cancelled,
+    :class:`PoolUnavailable` when no node answered for a minute.
     """
     began = heard = time.monotonic()
     while True:
         try:
             status = client.call("node.drain_status", {"host": host}, timeout=10)
             heard = time.monotonic()
-        except PoolUnavailable:  # the leader of the moment may be gone; the next one goes on
+        except PoolUnavailable:  # the leader may have ended; the next one continues
             if time.monotonic() - heard > SILENCE_SECONDS:
                 raise
             time.sleep(LOOK_SECONDS)
@@ -76,7 +76,7 @@ def wait_empty(client: ControlClient, host: str, limit: float | None,
 
 
 def _teller(output: str) -> Callable[[dict[str, Any]], None]:
-    """Prints what changed, on stderr, so that stdout holds the result alone."""
+    """A function that prints changes on stderr, so that stdout contains the result alone."""
     said: dict[str, str] = {}
 
     def tell(status: dict[str, Any]) -> None:

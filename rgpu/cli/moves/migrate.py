@@ -1,9 +1,9 @@
 """``rgpu migrate S HOST``: move a session while its program runs; ``migrate status S``, ``migrate abort S``.
 
-Two words may be read in two ways when the first is ``status`` or ``abort``: as that verb, or as a session of that
-name and a host. They are the verb unless such a session is there; then what the second word names decides, and where
-it names a session and a host neither is done. The options ``--to``, ``--status`` and ``--abort``, with the session
-alone, never depend on names.
+Two arguments are ambiguous when the first is ``status`` or ``abort``: that verb and a session, or a session of that
+name and a host. They are read as the verb unless a session of that name exists; then the second argument decides, and
+where it names both a session and a host neither is done. The options ``--to``, ``--status`` and ``--abort``, with the
+session alone, never depend on names.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def parse_share(text: str | float) -> float:
 @click.command("migrate")
 @click.argument("session", shell_complete=completing.sessions)
 @click.argument("host", required=False, shell_complete=completing.hosts)
-@click.option("--to", metavar="HOST", shell_complete=completing.hosts, help="HOST, for any name of a session.")
-@click.option("--status", "asked", flag_value="status", help="Say how far its move is.")
-@click.option("--abort", "asked", flag_value="abort", help="Give its move up.")
+@click.option("--to", metavar="HOST", shell_complete=completing.hosts, help="HOST, whatever the session is called.")
+@click.option("--status", "asked", flag_value="status", help="Print how far its move is.")
+@click.option("--abort", "asked", flag_value="abort", help="Abort its move.")
 @click.option("--mode", type=click.Choice(["auto", "copy", "replay"]), default="auto", show_default=True,
-              help="Copy until little changes; or copy a cut and replay what the program did since. auto predicts "
-                   "both and says why it chose.")
+              help="Copy pages until few change; or copy a consistent snapshot and replay the calls since it. auto "
+                   "predicts both and prints why it chose.")
 @click.option("--max-slowdown", metavar="SHARE", default="50%", show_default=True,
               help="How much the program may be slowed while a replay catches up with it.")
-@click.option("--max-downtime", metavar="TIME", help="The longest stop allowed (default: 10s).")
+@click.option("--max-downtime", metavar="TIME", help="The longest pause allowed (default: 10s).")
 @click.option("--on-timeout", type=click.Choice(["abort", "freeze"]), default="abort", show_default=True,
-              help="What to do when the stop gets longer: give the move up, or let the program wait.")
+              help="What to do when the pause gets longer: abort the move, or let the program wait.")
 @click.option("--pages", type=click.Choice(["auto", "stream"]), default="auto", show_default=True,
               help="auto: between workers of one host out of the source's memory, else over the connection; "
                    "stream: always over the connection.")
@@ -62,7 +62,7 @@ def command(session: str, host: str | None, to: str | None, asked: str | None, m
             pool: str | None, output: str) -> None:
     """Move SESSION to HOST. `rgpu migrate status SESSION` and `rgpu migrate abort SESSION` work from anywhere.
 
-    Every check runs before anything stops. The move is committed in one step:
+    Every check runs before the program is paused. The move is committed in one step:
     until then the session runs where it was, whatever fails.
     """
     settings = common.settings(pool=pool, max_downtime=max_downtime)
@@ -86,14 +86,14 @@ def command(session: str, host: str | None, to: str | None, asked: str | None, m
 
 
 def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | None]:
-    """What two words mean of which the first may be a verb: (verb or None, session, host or None)."""
+    """Interpret two arguments of which the first may be a verb: (verb or None, session, host or None)."""
     def is_session(name: str) -> bool:
         try:
             client.call("session.move_status", {"session": name})
         except NotFound:
             return False
         except NotPermitted:
-            pass  # there is one, another user's
+            pass  # the session exists and is another user's
         return True
 
     if not is_session(first):

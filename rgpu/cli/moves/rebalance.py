@@ -1,4 +1,4 @@
-"""``rgpu rebalance``: the moves that would let in what waits, or make the pool whole again."""
+"""``rgpu rebalance``: the moves that admit waiting requests, or reduce the pool's fragmentation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rgpu.cli import common
 from rgpu.cli.pool import connect
 from rgpu.session.errors import UsageError
 
-PATIENCE = 120.0  #: seconds without a word from the pool while a plan is carried out
+PATIENCE = 120.0  #: seconds without a message from the pool while a plan is carried out
 
 
 @click.command("rebalance")
 @click.option("--apply", is_flag=True, help="Carry the plan out, and wait for its end.")
 @click.option("--auto", type=click.Choice(["on", "off"]),
-              help="From now on the pool does this by itself when it is needed, or not (default: on with etcd).")
+              help="Whether the pool does this by itself from now on when it is needed (default: on with etcd).")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(apply: bool, auto: str | None, pool: str | None, output: str) -> None:
     """Print the moves that the pool would make now, with their reasons.
 
-    They are made for the first request that waits (`rgpu run --queue`) when what it wants is free
-    in total but nowhere in one piece; when nobody waits, against fragmentation. Each session is
-    moved at most once in ten minutes.
+    They admit the first request that waits (`rgpu run --queue`) when what it needs is free in total
+    but not in one place; when no request waits, they reduce fragmentation. Each session is moved
+    at most once in ten minutes.
     """
     if apply and auto is not None:
         raise UsageError("--auto sets how the pool behaves, --apply does something now: give one of them")

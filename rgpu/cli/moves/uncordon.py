@@ -16,5 +16,5 @@ from rgpu.cli.moves.cordon import set_state, show
 @common.output_option
 @common.verb
 def command(host: str, reason: str, pool: str | None, output: str) -> None:
-    """Let HOST take sessions again; a drain that is under way is called off."""
+    """Let HOST take sessions again; a drain in progress is cancelled."""
     common.emit(set_state(pool, host, "ready", reason), output, show)

@@ -1,4 +1,4 @@
-"""``rgpu pool adopt``: a registry that went back is made to say what is true again."""
+"""``rgpu pool adopt``: correct a registry that went back to an older state."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ SECONDS = 180.0
 @click.command("adopt")
 @click.option("--yes", is_flag=True, help="Do it; without this only the plan is shown.")
 @click.option("--keep", "kept", multiple=True, metavar="SESSION=HOST",
-              help="Of a session that is claimed twice: the copy of HOST goes on, the others are forgotten.")
-@click.option("--without", multiple=True, metavar="HOST", help="This host is gone for good; what it held is recovered.")
+              help="For a session that is claimed twice: the copy of HOST continues, the others are forgotten.")
+@click.option("--without", multiple=True, metavar="HOST", help="This host will not return; its sessions are recovered.")
 @click.option("--forget", multiple=True, metavar="SESSION", help="Give this session up, wherever it runs.")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(yes: bool, kept: tuple[str, ...], without: tuple[str, ...], forget: tuple[str, ...], pool: str | None,
             output: str) -> None:
-    """Mend a registry that was restored from a backup, wiped or exchanged.
+    """Repair a registry that was restored from a backup, wiped or exchanged.
 
-    Every node is asked what it holds. Sessions that run are written into the
+    Every node reports its sessions. Sessions that run are written into the
     registry as they are, each at an epoch above all that were seen; those that
-    ended since are ended there, those that nobody holds are recovered. Then the
-    nodes believe the registry again. Programs go on all the while.
+    ended since are ended there, those that no node holds are recovered. Then the
+    nodes trust the registry again. Programs run on meanwhile.
 
-    What the facts do not decide is named, and nothing is done before you did.
+    Conflicts that the reports leave open are printed; nothing is done before you
+    decide them.
     """
     keep = dict(_pair(text) for text in kept)
     settings = common.settings(pool=pool)

@@ -21,9 +21,9 @@ from rgpu.link.keys import PoolFiles
 from rgpu.link.local.channel import connect as channel_to_worker
 from rgpu.session.errors import NotFound, Refused, RgpuError, TimedOut
 
-STOP_SECONDS = 60.0  #: for a daemon to stop: it ends its workers and takes down what they leave
-ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
-LEAVE_SECONDS = 2.0  #: for a process that has stopped to be gone
+STOP_SECONDS = 60.0  #: for a daemon to stop: it ends its workers and cleans up after them
+ORPHAN_SECONDS = 2.0  #: for a worker without daemon to end on request
+LEAVE_SECONDS = 2.0  #: for a stopped process to disappear from /proc
 
 
 @click.command("down")
@@ -35,7 +35,7 @@ LEAVE_SECONDS = 2.0  #: for a process that has stopped to be gone
 def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
     """Stop every node daemon of the pool on this host; its sessions end.
 
-    --purge says what it will delete and asks; without a terminal it needs --yes.
+    --purge prints what it will delete and asks; without a terminal it needs --yes.
     """
     files = pool_files(common.settings(pool=pool))
     if not files.description_path.exists():
@@ -71,7 +71,7 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
 
 
 def _what_is_deleted(files: PoolFiles) -> list[str]:
-    """What is in the pool's folder that nobody can make again."""
+    """The contents of the pool's folder that cannot be made again."""
     keys = len(list((files.root / "keys").glob("*.key")))
     manifests = sum(1 for _ in (files.root / "images").rglob("*.manifest")) if (files.root / "images").exists() else 0
     size = sum(path.stat().st_size for path in files.root.rglob("*") if path.is_file() and not path.is_symlink())
@@ -80,7 +80,7 @@ def _what_is_deleted(files: PoolFiles) -> list[str]:
 
 
 def _end_sessions(settings: Settings) -> None:
-    """End what runs, so that no later start finds it half there; a pool that does not answer has nothing to end."""
+    """End the running sessions, so that no later start finds parts of them; none if the pool does not answer."""
     try:
         with connect(settings, role="operator") as client:
             for row in client.call("session.list", {"all_users": True}, timeout=5)["sessions"]:
@@ -90,27 +90,27 @@ def _end_sessions(settings: Settings) -> None:
 
 
 def _end_orphans(files: PoolFiles) -> None:
-    """Workers whose daemon was killed wait for another one to adopt them: none will come any more."""
+    """End workers whose daemon was killed: they wait for another daemon to take them over, and none will."""
     nodes = files.root / "nodes"
     for path in [*nodes.glob("*/homes/*/*.sock"), *nodes.glob("*/workers/*/*.sock")]:
         try:
             channel = channel_to_worker(path, 0.0)
         except TimedOut:
-            continue  # a socket that nobody listens at any more
+            continue  # a socket without a listener
         pid = channel.peer()[0]
         with contextlib.suppress(RgpuError, ProcessLookupError):
             process = os.pidfd_open(pid)
             try:
                 channel.send({"id": 1, "do": "forget", "reason": "the pool was stopped"})
                 if not select.select([process], [], [], ORPHAN_SECONDS)[0]:
-                    signal.pidfd_send_signal(process, signal.SIGKILL)  # frozen, or deep in a call
+                    signal.pidfd_send_signal(process, signal.SIGKILL)  # suspended, or blocked in a call
             finally:
                 os.close(process)
         channel.close()
 
 
 def _check_nothing_left(files: PoolFiles) -> None:
-    """Raises :class:`Refused` where daemons run that no file of the pool told of."""
+    """Raise :class:`Refused` where daemons run that no file of the pool records."""
     deadline = time.monotonic() + LEAVE_SECONDS
     while left := strays.of_folder(files.root):
         if time.monotonic() > deadline:

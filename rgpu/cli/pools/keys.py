@@ -1,4 +1,4 @@
-"""``rgpu keys``: who may talk to the pool."""
+"""``rgpu keys``: the keys that the pool accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def init(pool: str | None, output: str) -> None:
 @common.output_option
 @common.verb
 def create(role: str, user: str, name: str, pool: str | None, output: str) -> None:
-    """Make a key called NAME, authorize it, and print where its secret half lies."""
+    """Make a key called NAME, authorize it, and print the path of its secret half."""
     files = pool_files(common.settings(pool=pool))
     files.read_description()
     pair = KeyPair.create(role, name, user)
@@ -67,7 +67,7 @@ def create(role: str, user: str, name: str, pool: str | None, output: str) -> No
 @common.output_option
 @common.verb
 def invite(host: str, user: str, role: str, expires: str, pool: str | None, output: str) -> None:
-    """Print an invitation: by it one host may join (`rgpu server --join`), or one user (`rgpu login`).
+    """Print an invitation: with it one host may join (`rgpu server --join`), or one user (`rgpu login`).
 
     It works once. Its holder can become a node of the pool, or that user: hand it
     over as you would a key (RGPU_JOIN keeps it off command lines).
@@ -98,7 +98,7 @@ def invite(host: str, user: str, role: str, expires: str, pool: str | None, outp
 @common.output_option
 @common.verb
 def list_keys(pool: str | None, output: str) -> None:
-    """List the public keys that the pool answers; of one that does not run, those in its folder."""
+    """List the pool's public keys; if it does not run, those in its folder."""
     settings = common.settings(pool=pool)
     files = pool_files(settings)
     files.read_description()
@@ -122,9 +122,10 @@ def list_keys(pool: str | None, output: str) -> None:
 @common.output_option
 @common.verb
 def revoke(name: str, checkpoint: bool, yes: bool, pool: str | None, output: str) -> None:
-    """Let the key called NAME in nowhere any more, and end what it runs; returns when that holds.
+    """Refuse the key called NAME from now on, and end its sessions; returns when every node does.
 
-    Who is to be let in again gets another key. For the last operator's it asks; without a terminal it needs --yes.
+    Its holder needs another key to be let in again. For the last operator's key it asks; without a terminal it needs
+    --yes.
     """
     settings = common.settings(pool=pool)
     pool_files(settings).read_description()

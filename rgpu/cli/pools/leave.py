@@ -23,13 +23,13 @@ STOP_SECONDS = 30.0
 
 @click.command("leave")
 @click.argument("host", shell_complete=completing.hosts)
-@click.option("--timeout", metavar="TIME", help="Give up when HOST is not empty by then; the drain goes on.")
+@click.option("--timeout", metavar="TIME", help="Give up when HOST is not empty by then; the drain continues.")
 @asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
 def command(host: str, timeout: str | None, yes: bool, pool: str | None, output: str) -> None:
-    """Drain HOST, stop its daemon, and forget its key: to come back it needs an invitation.
+    """Drain HOST, stop its daemon, and forget its key: to join again it needs an invitation.
 
     A person at a terminal is asked first.
     """
@@ -57,7 +57,7 @@ def _hosts(client: ControlClient) -> list[str]:
 
 
 def _stop(client: ControlClient, host: str, keys: KeyPair) -> None:
-    """Raises :class:`TimedOut` when the daemon does not stop."""
+    """Stop the daemon of a host. Raises :class:`TimedOut` when it does not stop."""
     endpoints: list[dict[str, Any]] = client.call("pool.ping", {})["endpoints"]
     client.refresh([Endpoint(e["address"], e["public"], e["host"]) for e in endpoints if e["host"] != host])
     found = [Endpoint(e["address"], e["public"], host) for e in endpoints if e["host"] == host]
@@ -66,21 +66,21 @@ def _stop(client: ControlClient, host: str, keys: KeyPair) -> None:
             try:
                 there.call("pool.stop", {}, timeout=10)
             except PoolUnavailable:
-                pass  # it went before it answered, or it hangs: the next lines tell which
+                pass  # it ended before it answered, or it hangs: the following loop finds out
     deadline = time.monotonic() + STOP_SECONDS
     while True:
         try:
             if host not in _hosts(client):
                 return
         except PoolUnavailable:
-            pass  # the leader may have been the one that left
+            pass  # the host that left may have been the leader
         if time.monotonic() > deadline:
             raise TimedOut(f"the daemon of {host} does not stop: stop it by hand, then call this again")
         time.sleep(0.2)
 
 
 def _forget_files(files: PoolFiles, host: str) -> None:
-    """Where the host's part of the pool is in this folder: its key must not come back on record."""
+    """Delete the host's part of the pool where it is in this folder: its key must not be recorded again."""
     drop_endpoint(files, host)
     try:
         files.authorized.remove(f"node-{host}"[:63])

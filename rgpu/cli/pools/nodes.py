@@ -36,8 +36,8 @@ def command(pool: str | None, output: str, sort: str | None, watch: float | None
             states: tuple[str, ...]) -> None:
     """List hosts: address, state, devices and what is free on them; also those that are lost, until `rgpu leave`.
 
-    FREE: memory that no session was promised. USED, BUSY: memory in use and share of the last moments in which the
-    device worked, as its driver tells it, or as its sessions do where it does not.
+    FREE: memory not promised to any session. USED, BUSY: memory in use and recent share of the time in which the
+    device worked, as its driver reports them, else as its sessions do.
     """
     listing = Listing(COLUMNS, "host", output, sort)
     with connect(common.settings(pool=pool)) as client:

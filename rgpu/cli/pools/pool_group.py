@@ -14,7 +14,7 @@ from rgpu.cli.pools import adopt
 
 @click.group("pool", cls=Group)
 def command() -> None:
-    """Look at the pool as a whole; stop its automation, or let it go on; mend its registry."""
+    """Look at the pool as a whole; pause or resume its automation; repair its registry."""
 
 
 command.add_command(adopt.command)
@@ -32,12 +32,12 @@ def status(pool: str | None, output: str) -> None:
 
 
 @command.command("pause")
-@click.option("--reason", default="by hand", show_default=True, help="Why; shown wherever something waits for it.")
+@click.option("--reason", default="by hand", show_default=True, help="Why; shown for all that waits for it.")
 @common.pool_option
 @common.output_option
 @common.verb
 def pause(reason: str, pool: str | None, output: str) -> None:
-    """Stop automation: no drain goes on, no lost session is placed anew.
+    """Pause automation: no drain continues, no lost session is placed again.
 
     Sessions run on, commands are obeyed, and a move that has begun is finished or
     undone. A session whose server is lost waits (`recovering`) until `rgpu pool resume`.
@@ -51,7 +51,7 @@ def pause(reason: str, pool: str | None, output: str) -> None:
 @common.output_option
 @common.verb
 def resume(reason: str, pool: str | None, output: str) -> None:
-    """Let automation go on; what waited for it is looked at again within some seconds."""
+    """Resume automation; what waited for it is checked again within some seconds."""
     _set(False, reason, pool, output)
 
 
@@ -64,11 +64,11 @@ def resume(reason: str, pool: str | None, output: str) -> None:
 def set_one(name: str, value: str, pool: str | None, output: str) -> None:
     """Set NAME to VALUE for the whole pool.
 
-    default-gpus: what a run gets that asks neither for --memory nor for --gpus, as --gpus takes it: 1, 2, 0.25; "auto"
-    for the usual, one GPU where the pool has GPUs. Runs that have begun keep what they have.
+    default-gpus: --gpus of runs that give neither --memory nor --gpus: 1, 2, 0.25; "auto" for the usual, one GPU where
+    the pool has GPUs. Runs that have begun keep what they have.
 
-    max-kernel-seconds: a session is ended, with a reason, when a kernel or a graph of its runs longer; "off" (as it is
-    at first): never. Measured by whole seconds, from when it was first seen to run.
+    max-kernel-seconds: a session is ended, with a reason, when one of its kernels or graphs runs longer; "off" (the
+    default): never. Measured in whole seconds, from when it was first observed to run.
     """
     args = {"name": name, "value": "" if value in ("auto", "off") else value}
     with connect(common.settings(pool=pool), role="operator") as client:

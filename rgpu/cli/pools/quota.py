@@ -1,4 +1,4 @@
-"""``rgpu quota``: what each user of the pool may have at a time, and has."""
+"""``rgpu quota``: the limits of each user of the pool, and what is in use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def command() -> None:
 
 
 def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``USER`` or ``--default``."""
-    command = click.option("--default", "default", is_flag=True, help="Everybody's limits, for those that no limits of "
-                           "their own are set for.")(command)
+    """Add ``USER`` and ``--default``."""
+    command = click.option("--default", "default", is_flag=True, help="The limits of all users who have none of their "
+                           "own.")(command)
     return click.argument("user", required=False)(command)
 
 
@@ -44,10 +44,10 @@ def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
 @common.verb
 def set_some(user: str | None, default: bool, sessions: str | None, memory: str | None, gpus: str | None,
              queued: str | None, checkpoints: str | None, pool: str | None, output: str) -> None:
-    """Limit what USER may have at a time, or with --default what everybody may. Limits that are not named stay.
+    """Limit what USER may have at a time, or with --default what all users may. Limits that are not named stay.
 
-    "unlimited" takes a limit away, "default" makes it everybody's again. What USER has above a lower limit goes on;
-    nothing more is let in until it is below.
+    "unlimited" removes a limit, "default" sets it to that of all users. Sessions above a lower limit run on; nothing
+    more is admitted until USER is below it.
     """
     args = {**_asked(user, default), **wanted(default, sessions=sessions, memory=memory, gpus=gpus, queued=queued,
                                               checkpoints=checkpoints)}
@@ -62,7 +62,7 @@ def set_some(user: str | None, default: bool, sessions: str | None, memory: str 
 @common.output_option
 @common.verb
 def unset(user: str | None, default: bool, pool: str | None, output: str) -> None:
-    """Take all limits of USER away: everybody's hold again. With --default: everybody's."""
+    """Remove all limits of USER: those of all users apply again. With --default: remove those of all users."""
     args = _asked(user, default)
     with connect(common.settings(pool=pool), role="operator") as client:
         found = _call(client, "quota.unset", args)
@@ -71,13 +71,13 @@ def unset(user: str | None, default: bool, pool: str | None, output: str) -> Non
 
 @command.command("show")
 @click.argument("user", required=False)
-@click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key.")
+@click.option("--all-users", is_flag=True, help="Those of all users, with the operator's key.")
 @common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
 def show(user: str | None, all_users: bool, operator: bool, pool: str | None, output: str) -> None:
-    """Show what one may have at a time, and has: one's own; of USER, or of all, as an operator."""
+    """Show your limits and what you have in use; as an operator those of USER, or of all users."""
     if user and all_users:
         raise UsageError("one user's quota, or all: give USER or --all-users")
     with connect(common.settings(pool=pool), common.role(operator or all_users)) as client:
@@ -86,7 +86,7 @@ def show(user: str | None, all_users: bool, operator: bool, pool: str | None, ou
 
 
 def _call(client: ControlClient, verb: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The pool's answer. Raises :class:`VersionMismatch` where the node that answers knows no quotas."""
+    """Return the pool's answer. Raises :class:`VersionMismatch` where the node that answers has no quotas."""
     try:
         return dict(client.call(verb, args, timeout=ASK_SECONDS))
     except NotFound as error:
@@ -97,7 +97,7 @@ def _call(client: ControlClient, verb: str, args: dict[str, Any]) -> dict[str, A
 
 
 def wanted(default: bool, **given: str | None) -> dict[str, Any]:
-    """What the options of ``set`` say: {limits, inherit}. Raises :class:`UsageError`."""
+    """Parse the options of ``set``: {limits, inherit}. Raises :class:`UsageError`."""
     limits: dict[str, Any] = {}
     inherit: list[str] = []
     for name, text in given.items():

@@ -1,4 +1,4 @@
-"""Keys that are taken away: which one is meant, whether it is the last operator's, and where it does not hold yet."""
+"""Revoking keys: which key is selected, whether it is the last operator's, and which nodes do not refuse it yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REVOKE_SECONDS = 3700.0  #: with checkpoints of what the key runs
 
 
 def known_keys(settings: Settings) -> list[dict[str, Any]]:
-    """The keys that the pool lets in, or, of one that does not run, this folder's: {name, role, public}."""
+    """Return the keys that the pool accepts and this folder's; only these if it does not run: {name, role, public}."""
     files = pool_files(settings)
     here = [{"name": key.name, "role": key.role, "public": key.public} for key in files.authorized.all()]
     try:
@@ -28,7 +28,7 @@ def known_keys(settings: Settings) -> list[dict[str, Any]]:
 
 
 def consequences(name: str, keys: Sequence[dict[str, Any]]) -> list[str]:
-    """What cannot be done any more when the key is gone; nothing where somebody else still can.
+    """Return what cannot be done any more without the key; nothing where another operator's key remains.
 
     Raises :class:`NotFound` for a name that no key has.
     """
@@ -44,10 +44,10 @@ def consequences(name: str, keys: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def revoke(settings: Settings, name: str, *, checkpoint: bool, last: bool) -> dict[str, Any]:
-    """Have the key taken away: {name, keys, holds, not_yet: {host: why}, sessions} (:class:`Revoking` of the leader).
+    """Revoke a key: {name, keys, holds, not_yet: {host: why}, sessions} (:class:`Revoking` of the leader).
 
-    Of a pool that does not run this folder remembers it, and its daemon puts it on record as it starts. Raises what the
-    pool answers.
+    If the pool does not run, the revocation is stored in this folder, and its daemon records it when it starts. Raises
+    the error that the pool answers.
     """
     files = pool_files(settings)
     known = next((key for key in files.authorized.all() if key.name == name), None)

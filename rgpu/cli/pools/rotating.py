@@ -16,7 +16,7 @@ from rgpu.link.data.tickets import LIFETIME
 from rgpu.session.errors import PoolUnavailable, UsageError
 
 OVERLAP = "70m"  #: longer than a ticket's life, so that every agent has another one
-SPREAD_SECONDS = 20.0  #: that the verb waits for all nodes to have the new secret
+SPREAD_SECONDS = 20.0  #: for which the verb waits for all nodes to have the new secret
 LOOK_SECONDS = 0.5
 
 
@@ -24,15 +24,15 @@ LOOK_SECONDS = 0.5
 @click.option("--overlap", default=OVERLAP, show_default=True, metavar="TIME", help="How long tickets made with the "
               "old secret are good once every node has the new one: 90s, 70m, 24h; 0s after a theft.")
 @click.option("--finish", is_flag=True, help="Drop the old secret now, however much of the overlap is left.")
-@click.option("--status", is_flag=True, help="Change nothing: say where a rotation is, and when the old secret goes.")
+@click.option("--status", is_flag=True, help="Print the state of a rotation, and when the old secret is dropped.")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(overlap: str, finish: bool, status: bool, pool: str | None, output: str) -> None:
-    """Give the pool a new secret; running sessions notice nothing.
+    """Give the pool a new secret; running sessions are not affected.
 
     Every node gets it from another node before a ticket is made with it; the old one is accepted beside it for
-    --overlap, and dropped then by itself. A node that was down gets the new one when it comes back; a host that left,
+    --overlap, then dropped by itself. A node that was down gets the new one when it returns; a host that left,
     or whose key was revoked, does not. Checkpoints stay readable: their keys derive from the secret that the pool was
     made with, which is kept.
     """
@@ -58,7 +58,7 @@ def command(overlap: str, finish: bool, status: bool, pool: str | None, output: 
 
 
 def _until_spread(client: ControlClient, found: dict[str, Any]) -> dict[str, Any]:
-    """The rotation as it is once every node has the new secret, or after some time."""
+    """Return the rotation once every node has the new secret, or after :data:`SPREAD_SECONDS`."""
     deadline = time.monotonic() + SPREAD_SECONDS
     while found["phase"] == "spreading" and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)

@@ -15,7 +15,7 @@ from rgpu.session.errors import NotFound
 @click.command("server")
 @click.option("--host", required=True, metavar="NAME", help="This node's name in the pool.")
 @click.option("--device", "devices", multiple=True, default=("cpu",), metavar="DEV", show_default=True,
-              help="cpu, cpu:1, cuda:0, …; several times for several devices.")
+              help="cpu, cpu:1, cuda:0, …; repeat for several devices.")
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
 @common.module_cache_option
@@ -26,19 +26,19 @@ from rgpu.session.errors import NotFound
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
 @click.option("--warm-workers", "--spares", "spares", metavar="N|auto",
-              help="Workers that stand ready for each device, so that sessions begin and come back sooner: a number, "
+              help="Warm workers for each device, so that sessions begin and recover sooner: a number, "
                    "or as many as memory and processors allow, one at least (default: auto; RGPU_SPARES).")
 @click.option("--checkpoint-bandwidth", metavar="SIZE",
               help="Bytes a second that all checkpoints of this node may write together, shared fairly; 0: no limit "
                    "(RGPU_CHECKPOINT_BANDWIDTH).")
 @click.option("--enforce-compute", type=click.Choice(POLICIES),
-              help="Hold sessions to their shares of a device's time: while others are there too, always or never "
+              help="Hold sessions to their shares of a device's time: while it is shared, always or never "
                    "(default: shared; RGPU_ENFORCE_COMPUTE).")
 @click.option("--box", type=click.Choice(BOXES),
-              help="Walls around each worker: what this host allows, none that could hinder, or all or no start "
+              help="Walls around each worker: those that this host allows, none, or all (else no start) "
                    "(default: auto; RGPU_BOX; docs/operators/box.md).")
-@click.option("--worker-uids", metavar="FIRST-LAST", help="Users that nobody else has, one for each worker; with them "
-              "namespaces. Needs root (RGPU_WORKER_UIDS).")
+@click.option("--worker-uids", metavar="FIRST-LAST", help="User ids not used otherwise, one for each worker; they also "
+              "allow namespaces. Needs root (RGPU_WORKER_UIDS).")
 @click.option("--worker-memory", metavar="SIZE",
               help="Host memory that a worker may have (default: nearly all; RGPU_WORKER_MEMORY).")
 @click.option("--worker-io", metavar="SIZE",
@@ -47,14 +47,14 @@ from rgpu.session.errors import NotFound
 @click.option("--cgroup", default="", metavar="DIR", help="A control group (v2) that this node may divide among its "
               "workers (default: the daemon's own, where it may).")
 @click.option("--client-grace", metavar="AGE", help="How long a client's host may be silent before its session is "
-              "checkpointed and ended, if `rgpu run` did not say (default: 10m; RGPU_CLIENT_GRACE). The same on all.")
-@click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
+              "checkpointed and ended, if `rgpu run` set none (default: 10m; RGPU_CLIENT_GRACE). The same on all.")
+@click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, if silent, is dead.")
 @common.registry_option
 @click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
               help="Whether this node may be elected coordinator; only: it may, and has no devices.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/operators/metrics.md).")
 @click.option("--web", default="", metavar="HOST:PORT", help="Serve the web page there (docs/operators/web.md).")
-@click.option("--web-url", default="", metavar="URL", help="Where browsers find it, if not there: behind a proxy with "
+@click.option("--web-url", default="", metavar="URL", help="Where browsers reach it, if not there: behind a proxy with "
               "TLS.")
 @click.option("--metrics-cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate (PEM, its chain "
               "after it) for --metrics: TLS only. Read again when it changes.")
@@ -76,8 +76,8 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
             token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
-    Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
-    other nodes; killed, its workers live on and a restarted daemon adopts them.
+    When SIGTERM stops it, it leaves the pool, and its sessions are recovered on other
+    nodes; when it is killed, its workers run on and a restarted daemon takes them over.
     """
     from rgpu.server.box.walls import Mode
     from rgpu.server.node import belonging

@@ -1,4 +1,4 @@
-"""Daemons that the files of a pool do not tell of: its folder was removed, or made anew, while they ran."""
+"""Daemons that the files of a pool do not record: its folder was removed, or made anew, while they ran."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stray:
 
 
 def of_folder(root: Path) -> list[Stray]:
-    """Return the daemons, and what supervises them, whose command lines name the folder; supervisors first."""
+    """Return the daemons, and their supervisors, whose command lines name the folder; supervisors first."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         pid = int(path.name)
@@ -56,7 +56,7 @@ def _option(words: Sequence[str], name: str) -> str:
 
 
 def said(strays: Sequence[Stray], root: Path) -> str:
-    """Say which processes run, and how to end them."""
+    """Return a text about which processes run, and how to end them."""
     return (f"processes that were started with the folder {root} still run on this host, and nothing there tells of "
             f"them (it was removed or made anew): {', '.join(map(str, strays))}; end them with "
             f"`kill {' '.join(str(one.pid) for one in strays)}`")

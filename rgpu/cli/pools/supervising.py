@@ -1,7 +1,7 @@
-"""Looking after the node daemons of ``rgpu up``: one that dies is started again, and why is written down.
+"""Supervision of the node daemons of ``rgpu up``: a daemon that fails is started again, and the reason is logged.
 
-A daemon that ends with status 0 was told to; one that fails is started again after a moment that doubles while it
-keeps failing. ``rgpu down`` ends the supervisor first. Its log is ``supervisor.log`` in the pool's folder.
+A daemon that ends with status 0 was stopped on purpose; one that fails is started again after a delay that doubles
+while it keeps failing. ``rgpu down`` ends the supervisor first. Its log is ``supervisor.log`` in the pool's folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  #: between a daemon's end and its next start
 STEADY_SECONDS = 60.0  #: after which an earlier failure counts no more
-LOOK_SECONDS = 0.2  #: between two looks where the kernel cannot be asked to tell
-LONGEST_SECONDS = 60.0  #: and where it tells of every end
-STATE = "supervisor.json"  #: in the pool's folder: who supervises
+LOOK_SECONDS = 0.2  #: between two checks where the kernel cannot report the daemons' ends
+LONGEST_SECONDS = 60.0  #: and where it reports them
+STATE = "supervisor.json"  #: in the pool's folder: the supervisor's process
 
 
 def pause(failures: int) -> float:
@@ -43,7 +43,7 @@ def pause(failures: int) -> float:
 
 
 def reason(status: int) -> str:
-    """Say why a process ended, by its exit status; a negative one is a signal's."""
+    """Return why a process ended, from its exit status; a negative one is a signal's."""
     if status >= 0:
         return f"it ended with status {status}"
     try:
@@ -65,18 +65,18 @@ class Daemon:
 
 @dataclass
 class Supervisor:
-    """The daemons of one pool on this host, by the names of their nodes. ``restart``: those that die."""
+    """The daemons of one pool on this host, by the names of their nodes. ``restart``: start failed ones again."""
 
     restart: bool = True
     daemons: dict[str, Daemon] = field(default_factory=dict)
     now: Callable[[], float] = time.monotonic
 
     def add(self, host: str, start: Callable[[], subprocess.Popen[bytes]], process: subprocess.Popen[bytes]) -> None:
-        """Look after a daemon that runs; ``start`` starts it again."""
+        """Supervise a running daemon; ``start`` starts it again."""
         self.daemons[host] = Daemon(start, process, self.now())
 
     def look(self) -> None:
-        """Notice what ended, start what is due."""
+        """Handle the daemons that ended, start those that are due."""
         for host, daemon in list(self.daemons.items()):
             if daemon.again is None:
                 self._ended(host, daemon)
@@ -111,16 +111,16 @@ class Supervisor:
                 process.kill()
 
     def run(self, stopping: Callable[[], bool], wake: int = -1) -> None:
-        """Look until told to stop, or nothing is left to look after.
+        """Supervise until ``stopping`` returns True or no daemon is left.
 
-        ``wake``: readable once ``stopping`` is to be asked.
+        ``wake``: a descriptor that is readable once ``stopping`` is to be called.
         """
         while self.daemons and not stopping():
             self.look()
             self._wait(wake)
 
     def _wait(self, wake: int) -> None:
-        """Until a daemon ends, one is to be started again, or there is something to read."""
+        """Wait until a daemon ends, one is to be started again, or ``wake`` is readable."""
         poll, watched = select.poll(), []
         if wake >= 0:
             poll.register(wake, select.POLLIN)
@@ -152,9 +152,9 @@ def supervisor(files: PoolFiles) -> int:
 
 
 def detach(files: PoolFiles, commands: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """Start daemons (by node: their arguments) and who looks after them, in the background; what the daemons said.
+    """Start daemons (by node: their arguments) and their supervisor in the background; return the daemons' states.
 
-    Raises what :func:`rgpu.cli.pool.wait_ready` raises: nothing is left running then.
+    Raises what :func:`rgpu.cli.pool.wait_ready` raises: no process is left running then.
     """
     with open(files.root / "supervisor.log", "ab") as output:
         process = subprocess.Popen(
@@ -163,7 +163,7 @@ def detach(files: PoolFiles, commands: dict[str, list[str]]) -> list[dict[str, A
     assert process.stdout is not None
     with process.stdout as said_by:
         line = said_by.readline()
-    process.returncode = 0  # it goes on without this process
+    process.returncode = 0  # it runs on without this process
     try:
         said = json.loads(line)
     except ValueError:
@@ -183,8 +183,7 @@ def start(root: Path, host: str, command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Start the daemons that the arguments name, say on stdout when they are ready, and look after them until SIGTERM.
-    """
+    """Start the daemons that the arguments name, print when they are ready, and supervise them until SIGTERM."""
     root, commands = Path(sys.argv[1]), dict[str, Any](json.loads(sys.argv[2]))
     configure_logging(level="info")
     stop: list[int] = []
@@ -206,7 +205,7 @@ def main() -> None:
     path = root / STATE
     path.write_text(json.dumps({"pid": os.getpid(), "started": process_start(os.getpid())}))
     print(json.dumps({"ready": ready}), flush=True)
-    os.dup2(2, 1)  # who waited for that line has gone
+    os.dup2(2, 1)  # the reader of that line has ended
     found.run(lambda: bool(stop), wake)
     found.stop()
     path.unlink(missing_ok=True)

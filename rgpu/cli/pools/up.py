@@ -37,7 +37,7 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
               "(docs/operators/web.md).")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
 @click.option("--supervise/--no-supervise", default=True, show_default=True,
-              help="Start a daemon again that died, after a moment that doubles while it keeps failing.")
+              help="Start a failed daemon again, after a delay that doubles while it keeps failing.")
 @common.local_pool_option
 @common.output_option
 @common.verb
@@ -47,7 +47,7 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
     """Start a local pool; without --detach it runs until Ctrl-C."""
     files = pool_files(common.settings(pool=pool))
     web_page.check(web, "")
-    places.parse(store or ".")  # a wrong address is said here, not in a daemon's log
+    places.parse(store or ".")  # a wrong address is reported here, not in a daemon's log
     more = [part for name, value in (("--store", store), ("--store-credentials", store_credentials),
                                      ("--keep-images", keep_images)) if value for part in (name, str(value))]
     module_cache_size = str(parse_size(module_cache_size))
@@ -81,7 +81,7 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
 
 def _command(root: Path, host: str, device: str, device_memory: str, lease: float, module_cache_size: str,
              more: Sequence[str]) -> list[str]:
-    """What starts one node daemon."""
+    """The command line of one node daemon."""
     return [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
             *(part for one in device.split(",") for part in ("--device", one)),
             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",

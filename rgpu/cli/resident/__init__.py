@@ -1,4 +1,4 @@
 """Residents: a process of a user that has imported what an agent needs, and forks one for each plain `rgpu run`.
 
-What `rgpu run` imports of it before it hands over is as little as can be. It knows no pool.
+`rgpu run` imports as little of it as possible before it hands over. A resident holds no state of a pool.
 """

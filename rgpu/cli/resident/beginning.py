@@ -1,7 +1,7 @@
-"""Starting a resident for runs to come, and the files by which it is known.
+"""Starting a resident for later runs, and the files by which it is found.
 
-All lie in the folder of :func:`surroundings.folder`, named like the socket: ``KEY.sock``; ``KEY.lock``, locked while
-the resident lives, with its pid and pool; ``KEY.begun``, there while it starts, and with the reason where it could not.
+They are in the folder of :func:`surroundings.folder`, named like the socket: ``KEY.sock``; ``KEY.lock``, locked while
+the resident runs, with its pid and pool; ``KEY.begun``, which exists while it starts, or contains why that failed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rgpu.api.settings import Settings
 from rgpu.cli.resident import surroundings
 
 MOST = 8  #: residents of one user
-AGAIN_SECONDS = 60.0  #: after a start that failed
-START_SECONDS = 10.0  #: after a start of which nothing was heard
-FORGOTTEN_SECONDS = 3600.0  #: after which nobody is told any more why it did
-#: Libraries of numpy's that start a thread for each processor: a process with threads cannot fork an agent.
+AGAIN_SECONDS = 60.0  #: until the next try after a failed start
+START_SECONDS = 10.0  #: until the next try after a start without a result
+FORGOTTEN_SECONDS = 3600.0  #: after which the reason of a failed start is no longer reported
+#: For libraries of numpy's, which else start a thread per processor: a process with threads cannot fork an agent.
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 _CODE = "import sys; sys.path.append({path!r}); from rgpu.cli.resident.main import main; main()"
-_BEHIND = '"$@" </dev/null >/dev/null 2>&1 &'  # a child of nobody, so that nobody has to wait for it
+_BEHIND = '"$@" </dev/null >/dev/null 2>&1 &'  # no child of this process, which need not wait for it
 
 
 @dataclass(frozen=True)
 class Resident:
-    """One that lives. ``pool``: its folder, as the run named it that started it."""
+    """A running resident. ``pool``: its folder, as named by the run that started the resident."""
 
     pid: int
     pool: str
@@ -40,7 +40,7 @@ class Resident:
 
 
 def begin(pool: str | None, settings: Settings) -> None:
-    """Start one, if there is none and can be one. ``pool``: of the option ``--pool``."""
+    """Start a resident, if there is none and one is possible. ``pool``: the option ``--pool``."""
     with contextlib.suppress(OSError):
         folder = surroundings.folder()
         with contextlib.suppress(FileExistsError):
@@ -80,7 +80,7 @@ def failed() -> list[str]:
 
 
 def _sweep(folder: Path) -> None:
-    """Take away what residents left that were killed, and marks that are old."""
+    """Delete the files of killed residents, and old marks."""
     for path in folder.glob("*.lock"):
         with contextlib.suppress(OSError), open(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def _forgotten(mark: Path) -> bool:
 
 
 def _first(mark: Path) -> bool:
-    """Whether nobody else starts it just now, or failed to."""
+    """Set the mark; False where another process is starting the resident, or failed to lately."""
     try:
         found = mark.stat()
         if time.time() - found.st_mtime < (AGAIN_SECONDS if found.st_size else START_SECONDS):

@@ -2,33 +2,33 @@
 
 ================  ==========================================================================================
 from the agent
-``ACCEPTED``      an agent was forked for this connection; nothing of the run was said before
-``DECLINED``      `rgpu run` does it by itself; nothing was done
-``PLACING``       a place is asked for: signals come here from now on
+``ACCEPTED``      an agent was forked for this connection; nothing of the run was sent before
+``DECLINED``      `rgpu run` continues by itself; nothing was done
+``PLACING``       a place is being requested: send signals to the agent from now on
 ``GO``            start the program; the changes of its environment (:func:`pack`: NAME=VALUE, or NAME to unset)
 ``EXIT``          exit with this code (i32)
 ``DIE``           end by this signal (i32)
 from `rgpu run`
 ``REQUEST``       :func:`pack` of umask, count of words, words of the command line, environment, surroundings;
-                  beside it descriptors of its folder and of its stderr
-``SIGNAL``        a signal came (i32)
+                  with it descriptors of its folder and of its stderr
+``SIGNAL``        a signal was received (i32)
 ``STARTED``       the program runs (i32: its pid)
 ``ENDED``         the program ended, or did not start (i32: its exit code, or minus the signal)
 ================  ==========================================================================================
 
-Both ends are of one installation: the resident ends when a file of its changed. Little-endian.
+Both ends are of one installation: the resident ends when one of its files changed. Little-endian.
 """
 
 from __future__ import annotations
 
-import _socket  # the module around it, enum and selectors among its imports, would be a third of what is waited for
+import _socket  # importing `socket`, with enum and selectors, would take a third of the start
 import array
 from collections.abc import Sequence
 from struct import Struct
 
 ACCEPTED, DECLINED, PLACING, GO, EXIT, DIE = b"A", b"D", b"L", b"G", b"X", b"K"
 REQUEST, SIGNAL, STARTED, ENDED = b"R", b"S", b"P", b"E"
-DESCRIPTORS = 2  #: beside a request
+DESCRIPTORS = 2  #: sent with a request
 LIMIT = 64 << 20  #: bytes of a body; Linux allows less for arguments and environment
 
 _HEAD = Struct("<cI")
@@ -38,7 +38,7 @@ _INT = array.array("i").itemsize
 
 
 class Gone(Exception):
-    """The other side is not there any more, or speaks otherwise."""
+    """The other side closed the connection, or sent an invalid message."""
 
 
 def pack(strings: Sequence[bytes]) -> bytes:
@@ -98,7 +98,7 @@ def receive_request(sock: _socket.socket) -> tuple[bytes, list[int]]:
 
 
 def peer(sock: _socket.socket) -> tuple[int, int]:
-    """Return (pid, uid) of the other side, from the kernel; of a listening one, of who made it listen."""
+    """Return (pid, uid) of the other side, from the kernel; of a listening one, of the process that called listen."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 

@@ -1,7 +1,7 @@
-"""A plain ``rgpu run`` handed over to a resident: this process starts the program and waits for it, as ever.
+"""A plain ``rgpu run`` handed over to a resident: this process starts the program and waits for it, as without one.
 
-What it does before the agent has answered is waited for each time, so it imports next to nothing; the rest is imported
-while the agent asks the pool.
+Its work before the agent's answer delays each start, so it imports almost nothing; the rest is imported while the
+agent requests a place from the pool.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from rgpu.cli.plain_run import PlainRun
 
-ACCEPT_SECONDS = 1.0  #: for an agent to be forked, after which the run goes on without one
+ACCEPT_SECONDS = 1.0  #: for an agent to be forked, after which the run continues without one
 OFF = ("off", "false", "no", "0")  #: as rgpu.api.settings.parse_flag reads them
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: as the launcher's
 
 
 def hand_over(plain: PlainRun) -> bool:
-    """Exit as the program does, where a resident's agent takes the run; else say whether one may be started for others.
+    """Exit as the program does, where a resident's agent takes the run; else return whether a resident may be started.
 
     Nothing of the run has been done when this returns.
     """
@@ -41,7 +41,7 @@ def hand_over(plain: PlainRun) -> bool:
         return True
     try:
         Foreground(sock, plain.program).follow(text)
-    except frames.Gone:  # before a place was asked for
+    except frames.Gone:  # before a place was requested
         return True
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
@@ -50,7 +50,7 @@ def hand_over(plain: PlainRun) -> bool:
 
 
 def _connect(path: str) -> _socket.socket | None:
-    """A connection to an agent; None where no resident listens. Raises :class:`OSError` for somebody else's folder."""
+    """A connection to an agent; None where no resident listens. Raises :class:`OSError` for another user's folder."""
     if not surroundings.usable(os.path.dirname(path)):
         return None
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -60,28 +60,28 @@ def _connect(path: str) -> _socket.socket | None:
         if frames.peer(sock)[1] == os.geteuid() and frames.receive(sock)[0] == frames.ACCEPTED:
             sock.settimeout(None)
             return sock
-    except (OSError, frames.Gone):  # nobody listens, or does so in time
+    except (OSError, frames.Gone):  # no process listens, or answers in time
         pass
     sock.close()
     return None
 
 
 class Foreground:
-    """`rgpu run` in front of its agent."""
+    """The `rgpu run` in the foreground, beside its agent."""
 
     def __init__(self, sock: _socket.socket, program: tuple[str, ...]) -> None:
         self._sock, self._program = sock, program
-        self._early: list[int] = []  #: signals that came before the program ran
+        self._early: list[int] = []  #: signals that were received before the program ran
         self._child: subprocess.Popen[bytes] | None = None
         self._handlers: dict[int, Any] = {}
 
     def follow(self, text: bytes) -> None:
-        """Do what the agent says, and exit as it says. Returns where it declines.
+        """Carry out the agent's messages, and exit as it requests. Returns where it declines.
 
-        Raises :class:`frames.Gone` where it is gone before a place was asked for.
+        Raises :class:`frames.Gone` where the connection ends before a place was requested.
         """
         self._request(text)
-        import subprocess  # noqa: F401 - while the agent asks the pool
+        import subprocess  # noqa: F401 - while the agent waits for the pool
 
         from rgpu.client.run import signals
 
@@ -104,7 +104,7 @@ class Foreground:
                 return
 
     def _request(self, text: bytes) -> None:
-        """Say what is wanted."""
+        """Send the request."""
         umask = os.umask(0o077)
         os.umask(umask)
         words = [os.fsencode(word) for word in sys.argv[1:]]
@@ -118,7 +118,7 @@ class Foreground:
 
     # -- signals --------------------------------------------------------------------------
     def _hold(self, number: int, frame: Any) -> None:
-        """While a place is asked for: the agent withdraws the request; else the program gets it as soon as it runs."""
+        """Handle an early signal: the agent withdraws its request, or the program gets the signal once it runs."""
         self._early.append(number)
         self._tell(frames.SIGNAL, number)
 
@@ -139,7 +139,7 @@ class Foreground:
         self._tell(frames.SIGNAL, signal.SIGINT)
 
     def _tell(self, kind: bytes, number: int) -> None:
-        """Tell the agent; one that is gone took nothing along but the program's CUDA calls."""
+        """Notify the agent. If it has ended, only the program's CUDA calls fail."""
         try:
             frames.send(self._sock, kind, frames.number(number))
         except frames.Gone:
@@ -147,7 +147,7 @@ class Foreground:
 
     # -- the program ----------------------------------------------------------------------
     def _run(self, changes: bytes) -> NoReturn:
-        """Run the program in the environment that the agent wants, and exit as it does."""
+        """Run the program in the environment that the agent sends, and exit as it does."""
         from rgpu.client.run import signals
 
         signals.put_back(self._handlers)
@@ -166,7 +166,7 @@ class Foreground:
             self._end(abs(status), by_signal=status < 0)
 
     def _start(self, changes: bytes) -> int:
-        """Start it; the exit code where that is not possible."""
+        """Start the program; 0, or the exit code where that is not possible."""
         import subprocess
 
         environ = dict(os.environb)
@@ -191,7 +191,7 @@ class Foreground:
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         try:
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its pid is not reused until it was waited for
         except ChildProcessError:
             pass
         return child.wait()
@@ -203,7 +203,7 @@ class Foreground:
         signals.put_back(self._handlers)
         if by_signal:
             signals.die_by(value)
-            value += 128  # it is blocked here
+            value += 128  # the signal is blocked here
         os._exit(value)
 
     def _lost(self) -> NoReturn:

@@ -1,7 +1,7 @@
-"""A resident: imports what an agent needs, listens, and forks an agent for each `rgpu run` that comes.
+"""A resident: imports what an agent needs, listens, and forks an agent for each `rgpu run` that connects.
 
-It has one thread and knows no key, no pool and no run; agents outlive it. It ends when it was idle for long, when the
-pool's folder, its own socket or a file that it has imported is not what it was, and by SIGTERM.
+It has one thread, no keys and no state of a pool or run; agents outlive it. It ends when it was idle for long, when
+the pool's folder was deleted, when its own socket or a file that it has imported was replaced, and by SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rgpu.cli.resident import frames, surroundings
 from rgpu.client.run import read_ahead
 
 LOCK_TRIES = 5
-LOOK_SECONDS = 5.0  #: between two looks whether it is needed still
+LOOK_SECONDS = 5.0  #: between two checks whether it is still needed
 MODULES = ("rgpu.cli.sessions.starting", "rgpu.client.run.launcher", "rgpu.link.control.control_client",
            "rgpu.link.data.proofs", "rgpu.cli.resident.serving", *read_ahead.MODULES)
-_KEPT_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  #: as every interpreter has them
+_KEPT_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  #: as in every interpreter
 
 
 def main() -> None:
-    """Run one. Arguments: ``--pool`` of the run that starts it, the pool's folder, seconds that it may be idle."""
+    """Run a resident. Arguments: ``--pool`` of the run that starts it, the pool's folder, seconds it may be idle."""
     option, root, idle = sys.argv[1:]
     _settle()
     text = surroundings.describe(option or None)
@@ -50,7 +50,7 @@ def main() -> None:
         if _told:
             sys.exit(0)
         resident = Resident(text, path, Path(root), lock, float(idle))
-    except SystemExit:  # it was told to end
+    except SystemExit:  # by SIGTERM
         mark.unlink(missing_ok=True)
         raise
     except BaseException:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 class Resident:
-    """See the module docstring."""
+    """A listener that forks agents: see the module docstring."""
 
     def __init__(self, text: bytes, path: Path, root: Path, lock: int, idle: float) -> None:
         self._text, self._path, self._root, self._lock, self._idle = text, path, root, lock, idle
@@ -79,7 +79,7 @@ class Resident:
         self._listener.listen(128)
 
     def run(self) -> None:
-        """Fork agents, until it is over."""
+        """Fork agents, until the resident is idle for too long, not needed any more, or stopped."""
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         until = time.monotonic() + self._idle
@@ -91,7 +91,7 @@ class Resident:
                 until = time.monotonic() + self._idle
 
     def close(self) -> None:
-        """Take the files away; another one may start."""
+        """Delete the files, so that another resident can start."""
         self._listener.close()
         if _stamp(os.fspath(self._path)) == self._own:
             self._path.unlink(missing_ok=True)
@@ -104,20 +104,20 @@ class Resident:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has gone again
+        except OSError:  # the client has closed the connection
             return
         with sock:
             if frames.peer(sock)[1] != os.geteuid():
                 return
             try:
                 child = os.fork()
-            except OSError:  # no more processes: `rgpu run` finds that nobody answers
+            except OSError:  # no more processes: `rgpu run` gets no answer
                 return
             if child == 0:
                 self._be_agent(sock)
 
     def _be_agent(self, sock: socket.socket) -> None:
-        """In a fork: whatever happens, it does not come back."""
+        """Serve one run in a forked process; does not return."""
         try:
             from rgpu.cli.resident import serving
 
@@ -136,22 +136,22 @@ class Resident:
             os._exit(0)
 
 
-_told: list[int] = []  #: signals that told this process to end
+_told: list[int] = []  #: signals by which this process is to end
 
 
 def _end(number: int, frame: object) -> None:
-    """Noted as well: what is just being imported, or a finalizer, may swallow the exception."""
+    """Exit; the signal is recorded too, because an import or a finalizer may swallow the exception."""
     _told.append(number)
     sys.exit(0)
 
 
 def _settle() -> None:
-    """Have what a run's agent is to have, whatever the process was started from."""
+    """Set signals, umask and name as a run's agent needs them, whatever this process inherited."""
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN and number not in _KEPT_IGNORED:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are nobody's to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # agents are not waited for
     signal.signal(signal.SIGTERM, _end)
     os.umask(0o077)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
@@ -164,7 +164,7 @@ def _lock(path: Path, root: str) -> int | None:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # by another resident, or for a moment by who looks whether there is one
+        except BlockingIOError:  # by another resident, or briefly by a process that looks for one
             os.close(lock)
             time.sleep(0.02)
             continue
@@ -172,14 +172,14 @@ def _lock(path: Path, root: str) -> int | None:
             os.truncate(lock, 0)
             os.write(lock, json.dumps({"pid": os.getpid(), "pool": root}).encode())
             return lock
-        os.close(lock)  # whoever held it has taken the file away
+        os.close(lock)  # its former holder has deleted the file
     return None
 
 
 def _stamps() -> dict[str, tuple[int, ...]]:
-    """What tells another version of what is in use here: of all files of ours, of each other package's first one.
+    """Stamps that reveal another version of the code in use: of all files of rgpu, of each other package's first one.
 
-    Looked at before each fork, so not of hundreds of files.
+    They are compared before each fork, so not of hundreds of files.
     """
     own = __name__.partition(".")[0]
     names = [sys.executable]
@@ -191,7 +191,7 @@ def _stamps() -> dict[str, tuple[int, ...]]:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Of a file; () where there is none."""
+    """The stamp of a file; () where there is none."""
     try:
         found = os.stat(path)
     except OSError:

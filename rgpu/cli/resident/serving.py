@@ -1,13 +1,12 @@
-"""The agent of one run, forked by a resident: it becomes what `rgpu run` would be, but for the program.
+"""The agent of one run, forked by a resident: it does the work of `rgpu run`, except that of starting the program.
 
 ==========================  =============================================================================
-`rgpu run` is gone          what its agent does
+`rgpu run` ends             what its agent does
 ==========================  =============================================================================
-before a place was asked    ends
-for
-while a place is asked for  withdraws the request, gives the session back
+before requesting a place   ends
+while requesting a place    withdraws the request, gives the session back
 while the program runs      ends as if killed itself: the program's next CUDA call returns an error
-after the program's end     ends the sessions as ever
+after the program's end     ends the sessions as usual
 ==========================  =============================================================================
 """
 
@@ -33,8 +32,8 @@ from rgpu.session.errors import Refused, RgpuError
 if TYPE_CHECKING:
     from rgpu.client.run.agent import Agent
 
-REQUEST_SECONDS = 10.0  #: that `rgpu run` may take to say what it wants
-GONE = 137  #: exit status of an agent whose `rgpu run` was killed, as of one killed itself
+REQUEST_SECONDS = 10.0  #: for `rgpu run` to send its request
+GONE = 137  #: exit status of an agent whose `rgpu run` was killed, as if it was killed itself
 
 
 class HandedOver:
@@ -52,12 +51,12 @@ class HandedOver:
         self._interrupted: Callable[[], None] = lambda: None
 
     def listen(self) -> None:
-        """Begin to hear what comes, in a thread."""
+        """Start a thread that receives messages."""
         threading.Thread(target=self._hear, name="hears-run", daemon=True).start()
 
     def place(self, agent: Agent, program: str) -> int:
-        """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
-        with contextlib.suppress(frames.Gone):  # which the thread hears too
+        """Create the session: 0, or minus the signal that was received before. Raises the pool's refusal."""
+        with contextlib.suppress(frames.Gone):  # which the receiving thread detects too
             frames.send(self._sock, frames.PLACING)
         try:
             agent.place(program, lambda: signal.Signals(self._came[0]).name if self._came else "")
@@ -68,7 +67,7 @@ class HandedOver:
 
     def run(self, command: Sequence[str], environ: dict[str, str], agent: Agent,
             started: Callable[[int], None]) -> int:
-        """Have the program run; returns its exit code, or minus the signal."""
+        """Let `rgpu run` start the program, and wait for it. Return its exit code, or minus the signal."""
         self._interrupted = agent.interrupted
         try:
             frames.send(self._sock, frames.GO, frames.pack(_changes(os.environ, environ)))
@@ -76,7 +75,7 @@ class HandedOver:
             return -signal.SIGKILL
         with self._lock:
             self._lock.wait_for(lambda: self._program or self._status is not None or self._gone)
-            if self._program is None:  # it could not be started, or `rgpu run` was killed just then
+            if self._program is None:  # it could not be started, or `rgpu run` was killed meanwhile
                 return -signal.SIGKILL if self._status is None else self._status
         agent.child_started(self._program)
         started(self._program)
@@ -87,7 +86,7 @@ class HandedOver:
             return self._status
 
     def die_by(self, number: int) -> None:
-        """Have `rgpu run` end by that signal."""
+        """Make `rgpu run` end by that signal."""
         self.died_by = number
 
     def _hear(self) -> None:
@@ -114,9 +113,9 @@ class HandedOver:
 
 
 def serve(sock: socket, surroundings: bytes) -> None:
-    """Do what the `rgpu run` at the other end of the socket wants. Raises :class:`frames.Gone` where it is not there.
+    """Serve the `rgpu run` at the other end of the socket. Raises :class:`frames.Gone` where it has ended.
 
-    ``surroundings``: of the resident.
+    ``surroundings``: the resident's.
     """
     pid, _ = frames.peer(sock)
     frames.send(sock, frames.ACCEPTED)
@@ -141,8 +140,8 @@ def serve(sock: socket, surroundings: bytes) -> None:
 
 
 def _become(umask: int, words: list[bytes], environment: list[bytes], folder: int, stderr: int) -> None:
-    """Take over from `rgpu run` what is its own."""
-    os.setsid()  # a signal to the resident's group is none to this run
+    """Take over the umask, folder, stderr, environment and arguments of `rgpu run`."""
+    os.setsid()  # signals to the resident's group do not reach this run
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(umask)
     os.fchdir(folder)
@@ -161,7 +160,7 @@ def _become(umask: int, words: list[bytes], environment: list[bytes], folder: in
 
 
 def _wanted(plain: plain_run.PlainRun) -> bool:
-    """Whether the settings leave it to a resident; what is wrong with them is told with the run."""
+    """Whether the settings allow a resident; the run itself reports errors in them."""
     try:
         return bool(Settings({"pool": plain.values.get("pool")}).resident)
     except RgpuError:
@@ -169,19 +168,19 @@ def _wanted(plain: plain_run.PlainRun) -> bool:
 
 
 def _outcome(plain: plain_run.PlainRun, front: HandedOver) -> int:
-    """Run it; the exit code."""
+    """Run the program; the exit code."""
     try:
         plain.carry_out(front=front)
     except SystemExit as end:
         if isinstance(end.code, int | None):
             return end.code or 0
         print(end.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as the interpreter of `rgpu run` would tell it
+    except BaseException:  # noqa: BLE001 - as the interpreter of `rgpu run` would print it
         traceback.print_exc()
     return 1
 
 
 def _changes(before: dict[str, str] | os._Environ[str], after: dict[str, str]) -> list[bytes]:
-    """What is to be set, as NAME=VALUE, and unset, as NAME."""
+    """Variables to set, as NAME=VALUE, and to unset, as NAME."""
     return [os.fsencode(f"{name}={value}") for name, value in after.items() if before.get(name) != value] + \
         [os.fsencode(name) for name in before if name not in after]

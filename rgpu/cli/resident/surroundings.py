@@ -1,9 +1,9 @@
-"""Surroundings of a process: a resident serves those runs whose are, word for word, those that it was started in.
+"""Surroundings of a process: a resident serves only runs whose surroundings are identical to its own at its start.
 
 An agent that a resident forks has the resident's user, groups, limits, processors, control group and namespaces, not
-those of `rgpu run`; and some variables act when an interpreter starts. So all of these are written down here, a
-resident's socket is named by their checksum, and the agent compares the text itself before it does anything. Everything
-else an agent takes over from its run: environment, folder, umask, stderr.
+those of `rgpu run`; and some variables act when an interpreter starts. So all of these are described as text; a
+resident's socket is named by its checksum, and the agent compares the text itself before it does anything. An agent
+takes over everything else from its run: environment, folder, umask, stderr.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import stat
 import sys
 from zlib import crc32
 
-VERSION = 1  #: of what is said between `rgpu run` and its agent
-#: Variables that say which pool is meant: each pool has a resident of its own, which ends with the pool's folder.
+VERSION = 1  #: of the protocol between `rgpu run` and its agent
+#: Variables that select the pool: each pool has a resident of its own, which ends with the pool's folder.
 POOL_VARIABLES = ("RGPU_POOL", "RGPU_CONTEXT", "RGPU_CONFIG", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HOME")
 #: Variables that are read once, when a process starts or a module is imported.
 EARLY_VARIABLES = ("GLIBC_TUNABLES", "LANG", "LANGUAGE", "TZ")
 EARLY_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "OPENSSL_")
 #: Variables of runs that no resident serves: a run within a run has the driver library in each process; the others are
-#: of tests, about single processes.
+#: for tests of single processes.
 OWN_AGENT = ("RGPU_AGENT", "RGPU_EFFECTS", "RGPU_FAULT_FILE")
 #: Lines of /proc/self/status that a process inherits and keeps.
 _STATUS = (b"Uid:", b"Gid:", b"Groups:", b"Cap", b"NoNewPrivs:", b"Seccomp:", b"Cpus_allowed:", b"Mems_allowed:",
@@ -33,7 +33,7 @@ LONGEST = 107  #: bytes of a Unix socket's path
 def describe(pool: str | None) -> bytes:
     """Return the surroundings of this process as text, for a run with ``--pool`` ``pool``.
 
-    Raises :class:`OSError` where they cannot be known, or the process is traced.
+    Raises :class:`OSError` where they cannot be read, or the process is traced.
     """
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     lines = [f"{VERSION}", sys.executable, own, f"pool {pool}", f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"]
@@ -46,19 +46,19 @@ def describe(pool: str | None) -> bytes:
     for name in _FILES:
         text += b"\n" + _read(f"/proc/self/{name}")
     status = _read("/proc/self/status").splitlines(True)
-    if b"TracerPid:\t0\n" not in status:  # who traces a run means all of it, and would wait for its resident
+    if b"TracerPid:\t0\n" not in status:  # a tracer follows all processes of a run, and would wait for its resident
         raise OSError("this process is traced")
     return text + b"".join([line for line in status if line.startswith(_STATUS)])
 
 
 def kept() -> dict[str, str]:
-    """Return the environment of a resident: what runs keep secret in theirs does not stay with it."""
+    """Return the environment of a resident, without a run's other variables, which may be secret."""
     names = {*POOL_VARIABLES, "PATH", "TMPDIR", "XDG_RUNTIME_DIR"}
     return {name: value for name, value in os.environ.items() if name in names or _early(name)}
 
 
 def folder() -> str:
-    """Return the folder of this user's residents; whether it can be used, :func:`usable` says."""
+    """Return the folder of this user's residents; :func:`usable` checks it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isabs(runtime):
         return os.path.join(runtime, "rgpu-residents")
@@ -66,9 +66,9 @@ def folder() -> str:
 
 
 def usable(path: str) -> bool:
-    """Whether that is a folder, no link to one, of this user, into which nobody else may look. False: none is there.
+    """Whether the folder is usable: a directory, no link, of this user without access for others. False: it is missing.
 
-    Raises :class:`PermissionError` for one that is somebody else's.
+    Raises :class:`PermissionError` for any other.
     """
     try:
         found = os.lstat(path)

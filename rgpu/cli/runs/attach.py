@@ -18,7 +18,7 @@ from rgpu.cli.runs import finding, following
 def command(name: str, tail: int) -> None:
     """Follow the output of the detached run NAME, and exit as its program does.
 
-    Ctrl-C leaves it: the program goes on.
+    Ctrl-C detaches: the program runs on.
     """
     run = finding.find(name)
     try:

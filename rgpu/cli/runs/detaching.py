@@ -20,14 +20,14 @@ from rgpu.link.keys import check_name
 from rgpu.link.runs.output import LEAST_LIMIT
 from rgpu.session.errors import UsageError
 
-#: Options that the supervisor's `rgpu run` is not given: they are this one's, or given to it otherwise.
+#: Options that are not passed to the supervisor's `rgpu run`: they are for this one, or passed otherwise.
 _OURS = frozenset({"detach", "log_limit", "pool", "name", "report_fd", "supervised"})
 
 
 def start(settings: Settings, name: str | None, program: Sequence[str], limit: TimeLimit, report: Report) -> None:
     """Start the run and print its name; exits with the status of a program that cannot be executed.
 
-    Raises what a run in the foreground is refused with, before anything was started.
+    Raises the errors of a run in the foreground, before anything was started.
     """
     from rgpu.client.run.launcher import default_name
 
@@ -49,7 +49,7 @@ def start(settings: Settings, name: str | None, program: Sequence[str], limit: T
 
 
 def _given(context: click.Context) -> list[str]:
-    """The options that this `rgpu run` was given, for the one below the supervisor."""
+    """The options that this `rgpu run` was given, for the one that the supervisor starts."""
     found: list[str] = []
     for parameter in context.command.params:
         key = parameter.name or ""

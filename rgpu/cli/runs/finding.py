@@ -19,7 +19,7 @@ def runs(settings: Settings | None = None) -> Runs:
 
 
 def find(name: str) -> KnownRun:
-    """Return one of them. Raises :class:`NotFound` with the nearest name, :class:`UsageError` for what is no name."""
+    """Return a detached run. Raises :class:`NotFound` with the nearest name, :class:`UsageError` for no valid name."""
     known = runs()
     try:
         return known.run(name)
@@ -29,7 +29,7 @@ def find(name: str) -> KnownRun:
 
 
 def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Detached runs that begin so."""
+    """Return the detached runs that begin with ``incomplete``."""
     try:
         return [name for name in runs(Settings()).names() if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a shell waits for the next key

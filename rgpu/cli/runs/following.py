@@ -10,7 +10,7 @@ from rgpu.session.printable import printable
 
 
 def show(pieces: Iterable[bytes]) -> None:
-    """Write them out as they come."""
+    """Write pieces to stdout; an empty one flushes it."""
     for piece in pieces:
         if piece:
             sys.stdout.buffer.write(piece)
@@ -20,11 +20,11 @@ def show(pieces: Iterable[bytes]) -> None:
 
 
 def follow(run: KnownRun, tail: int | None, over: Callable[[], bool]) -> None:
-    """Write the output as it comes, until ``over()``."""
+    """Write a run's output as it arrives, until ``over()``."""
     show(run.output(tail).follow(over))
 
 
 def lines(run: KnownRun, tail: int | None) -> list[str]:
-    """The output as lines of text: bytes that are none are written out."""
+    """Return a run's output as lines of text; bytes that are no text are escaped."""
     data = b"".join(run.output(tail).read())
     return [printable(line, keep="\t") for line in data.decode(errors="backslashreplace").splitlines()]

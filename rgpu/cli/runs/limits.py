@@ -1,4 +1,4 @@
-"""The time limit that `rgpu run` was given."""
+"""The time limit options of `rgpu run`."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ Row = dict[str, Any]
 
 
 def rows(runs: Runs, everything: bool) -> list[Row]:
-    """Return a row for each run, without asking a pool; ``everything``: also of those that are over."""
+    """Return a row for each run, without a request to a pool; ``everything``: also for ended runs."""
     return [_row(record, now) for record, now in runs.known() if everything or not now.over]
 
 
 def merged(found: list[Row], runs: Runs, pool: Path, everything: bool) -> list[Row]:
-    """Return the pool's rows with what is known here of those that are detached runs, then runs without a session.
+    """Return the pool's rows, completed from the records of detached runs here, then rows of runs without a session.
 
-    ``pool``: the directory that the rows are of. A run's first session has its name, or its gang has.
+    ``pool``: the directory of the rows' pool. A run's first session, or its gang, has the run's name.
     """
     here = {record.name: (record, now) for record, now in runs.known() if record.pool == str(pool.resolve())}
     result = []
@@ -38,13 +38,13 @@ def merged(found: list[Row], runs: Runs, pool: Path, everything: bool) -> list[R
 
 
 def _same(row: Row, record: RunRecord) -> bool:
-    """Whether that session is of this run: its name may be another run's by now, or have been before."""
+    """Whether that session belongs to this run: an earlier or later run may have the same name."""
     created, ended = float(row.get("created") or 0.0), float(row.get("ended") or 0.0)
     return not (record.ended and created > record.ended) and not (ended and ended < record.begun)
 
 
 def _told(row: Row, record: RunRecord, now: Standing) -> Row:
-    """The session's row with the run's: the pool knows no exit code of a program that was not the session's own."""
+    """The session's row with the run's: the pool has no exit code of a program that was not the session's own."""
     row = {**row, "detached": now.state}
     if row.get("exit_code") is None and now.state == "ended":
         row["exit_code"] = record.exit_code

@@ -16,13 +16,13 @@ from rgpu.link.runs.record import RunRecord
 
 @click.command("wait")
 @click.argument("names", nargs=-1, required=True, shell_complete=finding.complete)
-@click.option("--timeout", metavar="AGE", help="Wait no longer than that, for example 30m: exit status 10 then.")
+@click.option("--timeout", metavar="AGE", help="Wait no longer than this, for example 30m; then exit with status 10.")
 @common.output_option
 @common.verb
 def command(names: tuple[str, ...], timeout: str | None, output: str) -> None:
     """Wait until the detached runs NAMES have ended, and exit as their programs did.
 
-    Of several the exit status is the first one, in the order given, that is not 0.
+    With several, the exit status is the first one, in the order given, that is not 0.
     """
     until = None if timeout is None else time.monotonic() + parse_age(timeout)
     runs = [finding.find(name) for name in names]

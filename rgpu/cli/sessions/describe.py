@@ -1,4 +1,4 @@
-"""``rgpu describe S``: everything that the pool knows about one session or gang."""
+"""``rgpu describe S``: everything that the pool records about one session or gang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rgpu.cli.sessions import gangs
 def command(session: str, operator: bool, pool: str | None, output: str) -> None:
     """Show one session: its record, its worker, its checkpoint, what pins it.
 
-    Or a gang of that name: its ranks, where they are, the last collective of each, who waits for whom.
+    Or a gang of that name: its ranks, where they are, the last collective of each, which rank waits for which.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         value = verbs.describe_any(client, session)

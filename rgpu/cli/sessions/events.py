@@ -16,19 +16,19 @@ from rgpu.session.printable import printable
 
 
 @click.command("events")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option("-n", "--last", default=20, show_default=True, type=click.IntRange(0, 2000),
-              help="How many of the past to begin with.")
-@click.option("--kind", type=click.Choice(["node", "session", "move", "gang", "pool"]), help="Only these.")
+              help="Number of past events to begin with.")
+@click.option("--kind", type=click.Choice(["node", "session", "move", "gang", "pool"]), help="Only this kind of event.")
 @common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
 def command(follow: bool, last: int, kind: str | None, operator: bool, pool: str | None, output: str) -> None:
-    """Print what happens to nodes, sessions and moves, from whichever node answers.
+    """Print what happens to nodes, sessions and moves, from any node that answers.
 
     With -o json each event is one line. After a broken connection another node is
-    asked for what came since: nothing is missed or told twice.
+    asked for the events since then: none is missed or repeated.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         past, since = verbs.past(client, last)

@@ -1,5 +1,5 @@
-"""Gangs at the command line: what ``rgpu run`` asks for with ``--ranks``, ``--spread``, ``--gang`` (`options.gang` of
-session.create), and how gangs are shown."""
+"""Gangs on the command line: the request of ``rgpu run`` with ``--ranks``, ``--spread``, ``--gang`` (`options.gang` of
+session.create), and the display of gangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE = 600.0  #: seconds
 
 def read(name: str, gpus: str | None, ranks: int | None, spread: bool, gang: str | None, of: int | None,
          deadline: str | None, lazy: bool) -> tuple[dict[str, Any], str | None]:
-    """The gang that is asked for, and the GPUs of each of its ranks. Raises :class:`UsageError`."""
+    """Return the requested gang, and the GPUs of each of its ranks. Raises :class:`UsageError`."""
     if lazy:
         raise UsageError("--lazy places a session with its program's first call; the ranks of a gang are placed "
                          "together, before the program starts")
@@ -48,7 +48,7 @@ def read(name: str, gpus: str | None, ranks: int | None, spread: bool, gang: str
 
 
 def _ranks(row: dict[str, Any]) -> str:
-    """How many ranks have a process, of how many."""
+    """The number of ranks that have a process, of all ranks."""
     came = sum(1 for one in row["members"] if one["came"] and "/" not in one["session"])
     return f"{came}/{row['ranks']}" if row["members"] and not row["spread"] else str(row["ranks"])
 
@@ -73,14 +73,14 @@ MEMBERS = (Column("RANK", lambda m: m["rank"]), Column("SESSION", lambda m: m["s
 
 def follow(settings: Settings, everything: bool, all_users: bool, output: str, sort: str | None,
            watch: float | None) -> None:
-    """Print the pool's gangs, again and again with ``watch``."""
+    """Print the pool's gangs, repeatedly with ``watch``."""
     listing = Listing(GANGS, "gang", output, sort)
     with connect(settings, common.role(all_users)) as client:
         listing.follow(lambda: verbs.gangs(client, everything=everything, all_users=all_users), watch)
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print one gang: what holds for all, each rank in a line, and who waits for whom."""
+    """Print one gang: its common fields, each rank in a line, and which rank waits for which."""
     for key in ("gang", "user", "state", "generation", "ranks", "spread", "position", "reason"):
         if row.get(key) not in (None, "", []):
             common.out.print(f"{key}: {row[key]}", markup=False)

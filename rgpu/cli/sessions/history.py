@@ -22,7 +22,7 @@ from rgpu.cli.pool import connect
 def command(session: str | None, host: str | None, limit: int, operator: bool, pool: str | None, output: str) -> None:
     """Print decisions (about SESSION), oldest first, each with its reason.
 
-    The registry keeps the last 2000; each stands there since the moment it took effect.
+    The registry keeps the last 2000; each is stored in the step in which it takes effect.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         found = client.call("pool.history", {"session": session, "host": host, "limit": limit})["events"]
@@ -37,6 +37,6 @@ def show(events: list[dict[str, Any]]) -> None:
 
 
 def about(event: dict[str, Any]) -> str:
-    """``NAME``, ``host HOST``, ``user NAME`` or ``pool``."""
+    """Return the subject of a decision: ``NAME``, ``host HOST``, ``user NAME`` or ``pool``."""
     return event["session"] or (f"host {event['host']}" if event["host"] else
                                 f"user {event['user']}" if event.get("user") else "pool")

@@ -1,4 +1,4 @@
-"""``rgpu logs S``: what a detached run's program wrote, or a session's worker."""
+"""``rgpu logs S``: the output of a detached run's program, or the log of a session's worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKER_LINES = 100  #: of a worker's log, where no number is given
 @click.argument("session", shell_complete=completing.sessions_and_runs)
 @click.option("-n", "--lines", "--tail", type=click.IntRange(0), help="How many of the newest lines (default: all "
               f"that is kept of a program's output, {WORKER_LINES} of a worker's log).")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what the program writes, until it ends.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with the program's new output, until it ends.")
 @click.option("--worker", is_flag=True, help="The log of the session's worker, also of a detached run.")
 @common.operator_option
 @common.pool_option
@@ -48,7 +48,7 @@ def command(session: str, lines: int | None, follow: bool, worker: bool, operato
 def _run(session: str) -> KnownRun | None:
     try:
         return finding.runs().run(session)
-    except (NotFound, UsageError):  # a session's name may be none of a run: S/2
+    except (NotFound, UsageError):  # a session's name need not be a valid run's: S/2
         return None
 
 

@@ -45,9 +45,9 @@ ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda
               "how long they lasted, and why.")
 @click.option("--gangs", "of_gangs", is_flag=True, help="Gangs instead: their ranks, their hosts, and which rank the "
               "others wait for (-o json: with all members).")
-@click.option("--detached", is_flag=True, help="Only detached runs of this machine, without asking a pool.")
+@click.option("--detached", is_flag=True, help="Only detached runs of this machine, without a request to a pool.")
 @selecting.session_options
-@click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key (default: one's own).")
+@click.option("--all-users", is_flag=True, help="All users', with the operator's key (default: your own).")
 @common.pool_option
 @list_options
 @common.verb

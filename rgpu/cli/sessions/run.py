@@ -22,55 +22,55 @@ from rgpu.session.errors import RgpuError, UsageError
 @click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
 @click.option("--memory", metavar="SIZE", help="Device memory of the session (default: with --gpus that share of a "
               "device's; else the pool's default).")
-@click.option("--gpus", metavar="N", help="So many whole GPUs of one host, or a share of one such as 0.25: that much "
-              "of their compute is promised to nobody else. Memory is of each of them. (Default, without --memory: 1, "
-              "or as the pool says.)")
-@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), metavar="N", help="The program is N processes that use "
-              "GPUs, as torchrun starts them: each gets what --gpus says, all at once or none, near each other, "
-              "perhaps on several hosts. All of them see one list of devices.")
-@click.option("--spread", is_flag=True, help="With --gpus N: N devices in one list, of several hosts where one has not "
-              "so many. Each process uses those of one host.")
-@click.option("--gang", metavar="NAME", help="Name of what the ranks belong to (default: the run's): runs of several "
-              "machines that name the same gang are placed together, once they have brought --of ranks in all.")
+@click.option("--gpus", metavar="N", help="Number of whole GPUs of one host, or a share of one such as 0.25: that "
+              "much of their compute is promised to no other session. --memory is for each of them. (Default, without "
+              "--memory: 1, or the pool's default.)")
+@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), metavar="N", help="The program has N processes that use "
+              "GPUs, as torchrun starts them: each gets --gpus, all at once or none, near each other, if need be on "
+              "several hosts. All of them see one list of devices.")
+@click.option("--spread", is_flag=True, help="With --gpus N: N devices in one list, of several hosts where one has too "
+              "few. Each process uses those of one host.")
+@click.option("--gang", metavar="NAME", help="Name of the ranks' gang (default: the run's): runs of several machines "
+              "that name the same gang are placed together, once --of ranks in all have arrived.")
 @click.option("--of", type=click.IntRange(1, MAX_RANKS), metavar="M",
               help="With --gang: ranks of all runs together (default: this run's alone).")
-@click.option("--gang-deadline", metavar="AGE", help="With --ranks: how long the gang's other runs may take to come, "
+@click.option("--gang-deadline", metavar="AGE", help="With --ranks: how long the gang's other runs may take to arrive, "
               "and its processes to use their devices after the first did (default 10m).")
 @click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
-              help="Another share of the GPU's compute than --gpus says.")
+              help="Share of the GPU's compute, instead of that of --gpus.")
 @click.option("--gpu-model", "models", multiple=True, metavar="NAME",
               help="Only GPUs of that model, for example H200; may be given several times.")
 @click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
-              help="Who is served first; what has less may be stopped for a while in its favour (kept, and resumed).")
+              help="The highest is served first; sessions of a lower one may be parked for it, and are resumed later.")
 @click.option("--anti-affinity", metavar="GROUP", help="No two sessions of GROUP share a host.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="To find the session by: `rgpu ps --label "
               "KEY=VALUE`; may be given several times.")
 @click.option("--queue", is_flag=True, help="Wait for a place when there is none, before the program starts; with "
-              "--lazy the program starts, and stands at its first CUDA call.")
+              "--lazy the program starts, and waits in its first CUDA call.")
 @click.option("--lazy", is_flag=True, help="Start the program at once; its session is placed with its first CUDA call. "
               "For programs that may need no GPU, or only after a long time.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not say at the start what was given, and where.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print at the start what was given, and where.")
 @click.option("--host", help="Start on this host (default: the coordinator chooses).")
 @click.option("--recover", type=click.Choice(["on", "off"]),
               help="Keep the journal, to outlive a server (default: on).")
 @click.option("--journal-limit", metavar="SIZE", help="Journal kept in memory before it is spilled.")
 @click.option("--journal-dir", metavar="DIR", help="Where it is spilled to.")
 @click.option("--on-full", type=click.Choice(["block", "unprotected"]), default="block", show_default=True,
-              help="When no more journal can be kept: wait, or go on without the possibility of recovery.")
+              help="When no more journal can be kept: wait, or run on without the possibility of recovery.")
 @click.option("--checkpoint-every", type=float, default=0.0, metavar="SECONDS",
               help="Take a checkpoint when the last one is older (default: only when the journal's limit asks for it).")
 @click.option("--max-replay", type=float, default=0.0, metavar="SECONDS",
               help="Take a checkpoint when a recovery would have to replay longer, by the calls' measured rate.")
 @click.option("--divergence", type=click.Choice(["warn", "stop"]), default="warn", show_default=True,
-              help="When a recovered session answers otherwise than before: say so, or end the program's session.")
+              help="When a recovered session answers otherwise than before: warn, or end the program's session.")
 @click.option("--same-host", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
-              help="Bulk data through shared memory where the session's server is this very host, or all over TCP.")
+              help="Bulk data through shared memory where the session's server is this host, or all over TCP.")
 @click.option("--client-grace", metavar="AGE", help="How long this host may be silent before the session is "
               "checkpointed and ended, for example 1h (default: the pool's).")
 @click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
               help="Record the session's calls into DIR, for `rgpu journal`.")
 @click.option("-d", "--detach", is_flag=True, help="Return when the program runs, with the run's name on stdout; it "
-              "goes on after this terminal. See `rgpu logs`, `attach`, `wait`, `signal`.")
+              "outlives this terminal. See `rgpu logs`, `attach`, `wait`, `signal`.")
 @click.option("--log-limit", metavar="SIZE", help="With --detach: keep so much of the program's output, its first "
               "quarter and the end (default 64MiB).")
 @click.option("--time-limit", metavar="AGE", help="End the program when it has run so long, for example 2h: SIGTERM, "
@@ -78,8 +78,8 @@ from rgpu.session.errors import RgpuError, UsageError
 @click.option("--kill-after", metavar="AGE", help="From SIGTERM by --time-limit to SIGKILL (default 30s).")
 @click.option("--signal-before", metavar="SIGNAL@AGE", help="Send the program a signal so long before its time limit, "
               "for example USR1@5m.")
-@click.option("--supervised", hidden=True, help="Of a detached run: what its supervisor shares.")
-@click.option("--report-fd", type=int, hidden=True, help="Where rgpu.Pool.run hears of it: a descriptor.")
+@click.option("--supervised", hidden=True, help="For a detached run: the state that its supervisor shares.")
+@click.option("--report-fd", type=int, hidden=True, help="Descriptor for the report of the start to rgpu.Pool.run.")
 @common.pool_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @common.verb
@@ -123,7 +123,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
 
 @contextlib.contextmanager
 def _reported(fd: int | None) -> Iterator[Report]:
-    """Word of the run for the process that started it: an error is told there, and not on stderr too."""
+    """Yield the report to the process that started the run; an error is sent there, and not to stderr too."""
     report = Report(fd)
     try:
         yield report

@@ -1,4 +1,4 @@
-"""How ``rgpu run`` starts a program in the foreground, once its options were read."""
+"""Start of a program in the foreground by ``rgpu run``, once its options were read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def start(program: Sequence[str], settings: Settings, extra: dict[str, Any], *, 
           **more: Any) -> NoReturn:
     """Run a program and exit as it does. ``extra``: see :func:`requested`; ``more``: of :func:`launcher.run`.
 
-    Raises :class:`RgpuError` for what is wrong before the program starts.
+    Raises :class:`RgpuError` for errors before the program starts.
     """
     from rgpu.client.run.launcher import run
 
@@ -34,7 +34,7 @@ def start(program: Sequence[str], settings: Settings, extra: dict[str, Any], *, 
 
 def requested(host: str | None, gpus: str | None, compute: int | None = None, models: tuple[str, ...] = (),
               priority: int = 0, anti_affinity: str | None = None, queue: bool = False) -> dict[str, Any]:
-    """What the pool is asked for beside memory, as `options` of session.create. Raises :class:`UsageError`."""
+    """Return the request to the pool, except memory, as `options` of session.create. Raises :class:`UsageError`."""
     if gpus is not None:
         from rgpu.migrate.scheduling.snapshot import demand
 

@@ -23,22 +23,22 @@ from rgpu.link.control.control_client import ControlClient
 
 
 def look(client: ControlClient, all_users: bool = False) -> Picture:
-    """Ask the pool. Raises what the calls raise."""
+    """Return the pool's current state. Raises what the calls raise."""
     return Picture(client.call("pool.status", {}, timeout=5), hosts(client, timeout=5),
                    client.call("session.list", {"all_users": all_users}, timeout=5)["sessions"])
 
 
 @click.command("top")
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60.0), help="Seconds.")
-@click.option("--all-users", is_flag=True, help="Everybody's sessions, with the operator's key (default: one's own).")
+@click.option("--all-users", is_flag=True, help="All users' sessions, with the operator's key (default: your own).")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(interval: float, all_users: bool, pool: str | None, output: str) -> None:
     """Show nodes, devices, sessions, and moves with their progress, live.
 
-    q ends it, p stops and goes on, Tab goes to the next table. Where there is no terminal, or with
-    -o json, it prints the pool once.
+    q ends it, p pauses and resumes it, Tab selects the next table. Where there is no terminal, or
+    with -o json, it prints the pool once.
     """
     with connect(common.settings(pool=pool), common.role(all_users)) as client:
         if output != "text" or not common.out.is_terminal:

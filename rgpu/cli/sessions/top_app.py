@@ -33,7 +33,7 @@ TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Picture], Rows]], ...] = (
 
 
 class TopApp(App[None]):
-    """``look`` is called in a thread, again ``interval`` seconds after each answer."""
+    """The screen. ``look`` is called in a thread, again ``interval`` seconds after each answer."""
 
     CSS = """
     #headline { height: 1; text-style: bold; }
@@ -49,7 +49,7 @@ class TopApp(App[None]):
         self._interval = interval
         self.held = False
         self.looks = 0  #: answers shown so far
-        # Held, not looked up: an answer may come while the screen is being taken down.
+        # Kept here, not looked up: an answer may arrive while the screen is being closed.
         self._headline = Static("asking the pool …", id="headline", markup=False)
         self._trouble = Static("", id="trouble", markup=False)
         self._tables: dict[str, DataTable[str]] = {
@@ -73,11 +73,11 @@ class TopApp(App[None]):
         return self._tables[name]
 
     def action_hold(self) -> None:
-        """Stop or go on showing what comes (key: p)."""
+        """Pause or resume the display (key: p)."""
         self.held = not self.held
 
     async def _follow(self) -> None:
-        """What the pool says now; while it does not answer, what it said last, and why."""
+        """Show the pool's current state; while it does not answer, the last state and the error."""
         while True:
             if not self.held:
                 trouble = ""

@@ -1,4 +1,4 @@
-"""What ``rgpu top`` shows, as a headline and tables of text: made from the pool's answers, without a terminal."""
+"""The content of ``rgpu top``, a headline and tables of text: made from the pool's answers, without a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOVE_COLUMNS = ("SESSION", "FROM", "TO", "STATE", "ROUND", "PAGES", "SENT", "PRO
 
 @dataclass
 class Picture:
-    """What the pool said at one moment."""
+    """The pool's answers at one moment."""
 
     status: dict[str, Any] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Picture:
 
 
 def headline(picture: Picture) -> str:
-    """One line above all."""
+    """Return the line above the tables."""
     status = picture.status
     sessions = ", ".join(f"{count} {state}" for state, count in sorted(status.get("sessions", {}).items())
                          if state != "ended") or "no sessions"
@@ -42,7 +42,7 @@ def headline(picture: Picture) -> str:
 
 
 def node_rows(picture: Picture) -> Rows:
-    """A line for each device; a node without devices has one, too."""
+    """Return a row for each device; a node without devices has one, too."""
     rows: Rows = []
     for node in picture.nodes:
         silent = not node.get("answers", True) and not node.get("lost_since")
@@ -58,14 +58,14 @@ def node_rows(picture: Picture) -> Rows:
 
 
 def session_rows(picture: Picture) -> Rows:
-    """Rows of the sessions' table."""
+    """Return the rows of the sessions' table."""
     return [(s["session"], s["state"], str(s.get("host") or ""), str(s["epoch"]), common.size(s.get("memory_bytes")),
              str(s["calls"] if s.get("calls") is not None else ""), str(s.get("command") or "")[:60],
              str(s.get("note") or "")) for s in picture.sessions]
 
 
 def move_rows(picture: Picture) -> Rows:
-    """The moves under way, with how far their pages are."""
+    """Return the rows of the moves in progress, with the share of their pages that was sent."""
     owners = {s["session"]: s.get("host") for s in picture.sessions}
     rows: Rows = []
     for name, move in sorted(picture.status.get("moves", {}).items()):
@@ -79,7 +79,7 @@ def move_rows(picture: Picture) -> Rows:
 
 
 def queue_rows(picture: Picture) -> Rows:
-    """Rows of the requests that wait for a place, in the order in which they are served."""
+    """Return the rows of the requests that wait for a place, in the order in which they are served."""
     return [(str(one["position"] or ""), str(one["name"]), str(one["kind"]), str(one["priority"]),
              common.size(one.get("memory_bytes")) + (f", {one['compute']} %" if one.get("compute") else ""),
              f"{one.get('waited_s') or 0:.0f} s", str(one.get("reason") or ""))
@@ -87,7 +87,7 @@ def queue_rows(picture: Picture) -> Rows:
 
 
 def bar(part: float, whole: float, width: int = 10) -> str:
-    """``####......  40%``."""
+    """Return a text bar: ``####......  40%``."""
     share = min(1.0, max(0.0, part / whole)) if whole else 0.0
     full = round(share * width)
     return f"{'#' * full}{'.' * (width - full)} {share:4.0%}"

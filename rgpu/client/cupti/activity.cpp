@@ -25,15 +25,16 @@ using Timestamp = std::uint64_t (*)();
 constexpr std::uint8_t kUnset = 0xff;
 constexpr std::uint64_t kLeast = 20'000'000;  // ns between two readings from which the rate of a clock is taken
 
-// A buffer of the program's that is not full. Profilers take it for a sign that there is something to flush: Kineto
-// flushes nothing while none of its buffers is out. NVIDIA's asks for one at the first record.
+// A buffer of the program's that is not full. Profilers take a buffer handed out as the sign that there are records to
+// flush: Kineto flushes nothing while none of its buffers is handed out. NVIDIA's library requests a buffer at the
+// first record.
 struct Buffer {
   std::uint8_t* at = nullptr;
   std::size_t size = 0, most = 0, used = 0, count = 0;
 };
 
 struct State {
-  std::mutex lock;  // what is enabled, the clock
+  std::mutex lock;  // guards what is enabled and the clock
   std::array<bool, kKindCount> enabled{};
   Timestamp timestamp = nullptr;
   std::uint64_t first_ours = 0, first_theirs = 0;
@@ -66,13 +67,13 @@ std::uint32_t kinds(const State& s) {
   return wanted;
 }
 
-// Kinds of which there may be records; no overhead is told apart: such kinds are accepted so that a profiler that asks
-// for all that it knows goes on.
+// Kinds that may be enabled. Overheads are not recorded separately: such kinds are accepted so that a profiler that
+// enables every kind it supports continues.
 bool known(std::uint32_t kind) {
   return record_size(kind) != 0 || kind == kOverhead || kind == kMemcpy2 || kind == kCudaEvent;
 }
 
-// Has a buffer out, if the program gives one. `flushing` held.
+// Requests a buffer if none is handed out; false where the program provides none. `flushing` held.
 bool open_buffer(State& s) {
   if (s.open.at != nullptr || s.requested == nullptr) return s.open.at != nullptr;
   Buffer b;
@@ -81,7 +82,7 @@ bool open_buffer(State& s) {
   return b.at != nullptr;
 }
 
-// Gives it back, with what it holds. `flushing` held.
+// Returns the buffer, with the records in it, to the program. `flushing` held.
 void close_buffer(State& s) {
   const Buffer b = std::exchange(s.open, {});
   if (b.at != nullptr) s.completed(nullptr, 0, b.at, b.size, b.used);
@@ -105,7 +106,7 @@ int enable(std::uint32_t kind, bool on) {
   return kSuccess;
 }
 
-// Takes the rate of the program's clock anew: from the first reading of both to this one.
+// Recomputes the rate of the program's clock: from the first reading of both clocks to this one.
 void compare_clocks(State& s) {
   std::lock_guard guard(s.lock);
   if (s.timestamp == nullptr) return;
@@ -182,7 +183,8 @@ void write(std::vector<std::uint8_t>& to, const profile::Entry& e, bool concurre
   }
 }
 
-// A long copy goes to the worker in pieces: of those that one call gave, one record is made. How many are left.
+// A long copy is sent to the worker in pieces: the pieces of one call become one record. Returns how many entries are
+// left.
 std::size_t join_pieces(std::vector<profile::Entry>& entries, std::size_t count) {
   std::unordered_map<std::uint32_t, std::size_t> first;  // by correlation
   std::size_t kept = 0;
@@ -202,7 +204,7 @@ std::size_t join_pieces(std::vector<profile::Entry>& entries, std::size_t count)
   return kept;
 }
 
-// Hands the records over in buffers of the program's; those that it has no buffer for are kept by the caller.
+// Copies records into buffers of the program's; returns how many bytes were copied. The caller keeps the rest.
 std::size_t hand_over(State& s, const std::vector<std::uint8_t>& records) {
   std::size_t at = 0;
   while (at < records.size() && open_buffer(s)) {
@@ -214,7 +216,7 @@ std::size_t hand_over(State& s, const std::vector<std::uint8_t>& records) {
       b.used += next, at += next, ++b.count;
     }
     if (at == records.size()) break;
-    const bool useless = b.count == 0;  // it holds no record: more of them would not help
+    const bool useless = b.count == 0;  // a buffer that holds no record is too small: another would not help
     close_buffer(s);
     if (useless) break;
   }
@@ -301,7 +303,7 @@ CUPTI_API cuptiActivityRegisterTimestampCallback(Timestamp function) {
 CUPTI_API cuptiActivityEnable(std::uint32_t kind) { return enable(kind, true); }
 CUPTI_API cuptiActivityDisable(std::uint32_t kind) { return enable(kind, false); }
 CUPTI_API cuptiActivityEnableAndDump(std::uint32_t kind) { return enable(kind, true); }
-// Records are not told apart by context: one of the program's is enough to have all.
+// Records are not separated by context: any context of the program enables all of them.
 CUPTI_API cuptiActivityEnableContext(void* context, std::uint32_t kind) {
   if (context == nullptr) return failed(kInvalidContext);
   return enable(kind, true);
@@ -350,7 +352,7 @@ CUPTI_API cuptiActivityPopExternalCorrelationId(std::uint32_t kind, std::uint64_
   return table->pop(kind, id) ? kSuccess : failed(kQueueEmpty);
 }
 
-// Buffers here are the program's alone, of the size that it chooses: what these set concerns a GPU's own.
+// Buffers here are the program's alone, of the size that it chooses: these attributes concern buffers on a GPU.
 namespace {
 std::array<std::size_t, 16> attributes{8u << 20, 8u << 20, 250, 64 * 1024, 100, 0, 3, 2, 0, 0, 0};
 }

@@ -164,7 +164,7 @@ CUPTI_API cuptiGetStreamId(void* context, void* stream, std::uint32_t* id) {
 namespace {
 std::atomic<std::uint32_t> thread_ids{0};
 }
-CUPTI_API cuptiSetThreadIdType(std::uint32_t type) {  // those of the system are given either way
+CUPTI_API cuptiSetThreadIdType(std::uint32_t type) {  // the system's thread ids are given either way
   if (type > 1) return failed(kInvalidParameter);
   thread_ids = type;
   return kSuccess;
@@ -220,7 +220,7 @@ CUPTI_API cuptiUnsubscribe(void* handle) {
   return kSuccess;
 }
 
-// Callbacks come of the driver's and the runtime's functions; other domains are accepted, and nothing happens in them.
+// Callbacks are made for the driver's and the runtime's functions; other domains are accepted without effect.
 CUPTI_API cuptiEnableCallback(std::uint32_t on, void* handle, std::uint32_t domain, std::uint32_t cbid) {
   Subscriber& s = subscriber();
   if (handle != &s || domain == 0 || domain >= kDomains || cbid >= kCallbacks) return failed(kInvalidParameter);

@@ -1,10 +1,10 @@
-"""Makes what follows from the lists of CUPTI's functions and of those that it tells of.
+"""Generate the files that are derived from the lists of CUPTI's functions and of those that it traces.
 
-symbols.txt: what libcupti 12.4 to 13.5 export. callbacks.txt: domain, number and name of each function of the driver
-and the runtime, from cupti_driver_cbid.h and cupti_runtime_cbid.h of CUPTI 12.4 to 13.5.
+symbols.txt: the names that libcupti 12.4 to 13.5 export. callbacks.txt: domain, number and name of each function of the
+driver and the runtime, from cupti_driver_cbid.h and cupti_runtime_cbid.h of CUPTI 12.4 to 13.5.
 
-    python -m rgpu.client.cupti.generate           writes it
-    python -m rgpu.client.cupti.generate --check   exit status 1 if something differs
+    python -m rgpu.client.cupti.generate           writes them
+    python -m rgpu.client.cupti.generate --check   exit status 1 if a file differs
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _WRITTEN = re.compile(r"^CUPTI_API (\w+)\(", re.MULTILINE)
 
 
 def symbols() -> list[str]:
-    """The names that the libraries export."""
+    """Return the names that the libraries export."""
     return (_HERE / "symbols.txt").read_text().split()
 
 
 def written() -> set[str]:
-    """Those with a body of their own."""
+    """Return the names of the functions written by hand."""
     return {name for source in sorted(_HERE.glob("*.cpp")) for name in _WRITTEN.findall(source.read_text())}
 
 
 def refusals() -> str:
-    """refused.cpp: all the others. Declared without parameters, since the caller removes arguments."""
+    """refused.cpp: all other functions, declared without parameters, since the caller removes arguments."""
     rows = "".join(f"REFUSED({name})\n" for name in symbols() if name not in written())
     return (BANNER + '#include "cupti.hpp"\n\n'
             "#define REFUSED(name) \\\n"
@@ -41,7 +41,7 @@ def refusals() -> str:
 
 
 def callback_names() -> str:
-    """callback_names.cpp: the names of each domain in one string, by number; a number without a name has none there.
+    """callback_names.cpp: the names of each domain in one string, by number; empty for a number without a name.
 
     One string instead of an array of pointers, which the loader would have to relocate in each program.
     """
@@ -57,14 +57,14 @@ def callback_names() -> str:
 
 
 def version_script(major: int) -> Callable[[], str]:
-    """libcupti.so.MAJOR's names: linked programs ask for them in the version that NVIDIA's library gives them."""
+    """Return the maker of symbols_MAJOR.map, with the symbol versions of NVIDIA's library, which programs request."""
     def script() -> str:
         return f"libcupti.so.{major} {{\n  global:\n" + "".join(f"    {name};\n" for name in symbols()) + \
             "  local:\n    *;\n};\n"
     return script
 
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that returns its text
 OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_WHERE}/refused.cpp": refusals, f"{_WHERE}/callback_names.cpp": callback_names,
     f"{_WHERE}/symbols_12.map": version_script(12),

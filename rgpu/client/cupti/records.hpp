@@ -1,7 +1,7 @@
-// The layouts of CUPTI's activity records, and the numbers in them, as far as they are written here.
+// Layouts of CUPTI's activity records, and the numbers in them, for the records that are written here.
 //
 // Source: cupti_activity.h of the packages nvidia-cuda-cupti-cu12 12.4.127 and 12.8.90 and nvidia-cuda-cupti 13.0.85,
-// compared field by field: each later version of a record begins as the earlier one and adds at its end
+// compared field by field: each later version of a record begins as the earlier one and adds fields at its end
 // (CUpti_ActivityKernel9 208 bytes, Kernel10 216; Memcpy5 88, Memcpy6 96; Synchronization 40, Synchronization2 56). A
 // program steps from record to record with cuptiActivityGetNextRecord, so the longest form serves every header.
 #pragma once
@@ -100,7 +100,7 @@ struct ExternalRecord {
 };
 static_assert(sizeof(ExternalRecord) == 24);
 
-// Bytes of a record of that kind, 0 for one that is not written here.
+// Bytes of a record of that kind; 0 for a kind that is not written here.
 inline std::size_t record_size(std::uint32_t kind) {
   switch (kind) {
     case kKernel:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rgpu.client.run.pool_desk import Grant
+from rgpu.client.run.pool_requests import Grant
 from rgpu.client.session.attachment import Owner
 from rgpu.link.data import lanes
 from rgpu.link.data.frames import TRICKLE, SealedConnection, client_preamble, connect
@@ -19,15 +19,15 @@ from rgpu.session.errors import LinkError, RgpuError
 
 log = get_logger(__name__)
 
-OPEN_SECONDS = 4.0  #: for one of them
-WAIT_SECONDS = 10.0  #: without more than a trickle of a marked message, and its link is given up
+OPEN_SECONDS = 4.0  #: for opening one lane
+WAIT_SECONDS = 10.0  #: with no more than a trickle of a marked message, after which its link is given up
 
 
 class LinkLanes:
-    """See the module docstring. One attachment's; all but :meth:`open` runs in the agent's loop."""
+    """Lanes of one attachment. All methods but :meth:`open` run in the agent's loop."""
 
     def __init__(self, offer: Any, most: int | None = None) -> None:
-        """``offer``: what ATTACHED said; ``most``: lanes that this side would have."""
+        """``offer``: the field of ATTACHED; ``most``: limit of lanes on this side."""
         values = offer if isinstance(offer, dict) else {}
         key, theirs = values.get("key"), values.get("most")
         ours = lanes.wanted() if most is None else most
@@ -35,22 +35,22 @@ class LinkLanes:
         #: how many are worth opening; 0: none
         self.wanted = max(0, min(ours, theirs)) if self._key and isinstance(theirs, int) else 0
         self.lanes: list[Lane] = []
-        self.fresh: list[Lane] = []  #: opened, and not told to the worker yet
+        self.fresh: list[Lane] = []  #: opened, and not announced to the worker yet
         self._closed = False
         self._turn = 0
         self.given = 0  #: messages given to lanes
-        self._under: set[int] = set()  #: numbers of those that may still be read from where they stand
-        #: (lane, length, until when something has to come, bytes that had come on it) of the message that stands next
+        self._under: set[int] = set()  #: numbers of messages whose memory may still be read
+        #: of the message that is next: (lane, length, time limit for more bytes, bytes that the lane received before)
         self._awaited: tuple[int, int, float, int] | None = None
 
     # -- opening ----------------------------------------------------------------------
     def claim(self) -> int:
-        """How many to open now: they are opened once."""
+        """Return how many lanes to open now; 0 after the first time."""
         count, self.wanted = self.wanted, 0
         return count
 
     def open(self, count: int, owner: Owner, epoch: int, grant: Grant, session: str) -> list[SealedConnection]:
-        """Connect so many, on a helper thread; none where one fails."""
+        """Connect ``count`` lanes, on a helper thread; return none where one fails."""
         found: list[SealedConnection] = []
         try:
             for number in range(count):
@@ -73,7 +73,7 @@ class LinkLanes:
             return []
 
     def opened(self, connections: list[SealedConnection], came: Callable[[], None]) -> None:
-        """``came``: called from other threads when something came, or went out."""
+        """Take the connections. ``came``: called from other threads when data was received or sent."""
         if connections:
             log.info("long messages go over lanes", session=connections[0].session, lanes=len(connections))
         self.fresh = [Lane(connection, came=came, sent=came) for connection in connections]
@@ -81,18 +81,18 @@ class LinkLanes:
             self.close()
 
     def use(self) -> int:
-        """Those that were opened are the link's from now on; how many they are."""
+        """Use the opened lanes from now on; return how many they are."""
         self.lanes, self.fresh = self.fresh, []
         return len(self.lanes)
 
     # -- sending ----------------------------------------------------------------------
     @property
     def ready(self) -> bool:
-        """The next long message may be sent."""
+        """Whether the next long message may be sent."""
         return not self.lanes or self.lanes[self._turn].ready
 
     def send(self, kind: int, parts: tuple[Any, ...], length: int) -> bytes:
-        """Over the lane whose turn it is; returns the mark for the link. The parts are read until it is settled."""
+        """Send over the lane whose turn it is; return the mark for the link. The parts are read until it is settled."""
         number, under = self._turn, self._under
         self._turn = (number + 1) % len(self.lanes)
         self.given = given = self.given + 1
@@ -110,7 +110,7 @@ class LinkLanes:
 
     # -- receiving --------------------------------------------------------------------
     def marked(self, body: Any) -> None:
-        """The link's next message is one of a lane. Raises :class:`Corrupt`."""
+        """Note that the link's next message is received on a lane. Raises :class:`Corrupt`."""
         number, length = lanes.mark(body, len(self.lanes))
         self._await(number, length)
 
@@ -119,11 +119,11 @@ class LinkLanes:
 
     @property
     def awaited(self) -> int:
-        """Length of the lane's message that stands next (type and body); 0: the link's own is next."""
+        """Length of the lane's message that is next (type and body); 0: the next one is on the link itself."""
         return self._awaited[1] if self._awaited is not None else 0
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return that message; None: it is not here yet. Raises :class:`LinkError`, :class:`Corrupt`."""
+        """Return that message; None: it was not received yet. Raises :class:`LinkError`, :class:`Corrupt`."""
         assert self._awaited is not None
         number, length, until, came = self._awaited
         message = self.lanes[number].next(length)
@@ -136,7 +136,7 @@ class LinkLanes:
         return message
 
     def close(self) -> None:
-        """May be called more than once; what is opened afterwards is closed at once."""
+        """Close the lanes, also those that are opened later. May be called more than once."""
         self._closed, self._awaited = True, None
         for lane in (*self.lanes, *self.fresh):
             lane.close()

@@ -1,18 +1,17 @@
-"""Bulk for a worker on this host: payloads are named where they stand, and kept until the worker has read them.
+"""Bulk for a worker on this host: payloads are named by their place in memory, and kept until the worker has read them.
 
-A payload of a copy to the device stands in a bulk segment of the shim's. The
-worker maps that memory (:mod:`rgpu.link.local.shared`) and is told the place instead
-of being sent the bytes. From then on two things keep the segment from being
-used again: the journal, as ever, and a *hold* of this module, until the worker
-has said by its watermark that the call is complete. A device may read the
-memory long after the call was applied, so what was merely applied is not
-released; and a link that broke says nothing about it. Only another worker
-ends the holds of the one before: that one is fenced, so what it reads does
-not count (OWNERSHIP 1).
+A payload of a copy to the device is in a bulk segment of the shim's. The
+worker maps that memory (:mod:`rgpu.link.local.shared`) and is sent the place instead
+of the bytes. From then on two things keep the segment from being used again:
+the journal, and a *hold* of this module, until the worker's watermark reports
+the call complete. A device may read the memory long after the call was applied,
+so that does not end the hold, nor does a broken link. Only the attachment
+of another worker ends the holds of the one before: that one is fenced, so what
+it reads does not count (OWNERSHIP 1).
 
 The holds may take half of the journal's limit, counted in whole segments.
 Beyond that payloads are sent: a program that fills its segments while the
-device waits for one of its later calls gets on as it would over TCP.
+device waits for one of its later calls proceeds as it would over TCP.
 """
 
 from __future__ import annotations
@@ -38,32 +37,32 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-#: Calls whose payload the device reads and nobody keeps; others (module binaries, graphs) are copied from a frame as
-#: ever.
+#: Calls whose payload the device reads and the worker does not keep; others (module binaries, graphs) are copied from
+#: a frame.
 NAMED = frozenset(BY_NAME[name].id for name in ("memcpy_h2d", "memcpy2d_h2d"))
 
 
 class SameHost:
-    """One session's; the shipper's loop uses it. ``held``: bytes of segments that only a hold may keep."""
+    """Named payloads of one session; used by the shipper's loop. ``held``: bytes of segments that have a hold."""
 
     def __init__(self, session: str, journal: Journal, closing: Callable[[int], object] = lambda fd: None) -> None:
-        """``closing``: told the channel's descriptor before it is closed from here."""
+        """``closing``: called with the channel's descriptor before it is closed from here."""
         self._session, self._journal, self._closing = session, journal, closing
         self._limit = journal.policy.limit // 2
         self._holds: deque[tuple[int, Segment]] = deque()
         self._held: dict[int, int] = {}  #: index of a segment → holds on it
         self.held = 0
-        self._worker = ""  #: whose the holds are
+        self._worker = ""  #: the worker that the holds are for
         self._link: HostLink | None = None
         self._offered: set[int] = set()
         self._mapped: set[int] = set()
-        self._waiting: deque[tuple[int, int, int, int]] = deque()  #: messages that the socket did not take
+        self._waiting: deque[tuple[int, int, int, int]] = deque()  #: messages that the socket did not take yet
         self.named_bytes = 0  #: of payloads that were named and not sent
-        self.refused = ""  #: why the worker took some memory not
+        self.refused = ""  #: why the worker could not map some memory
 
     # -- attachments --------------------------------------------------------------------
     def attached(self, link: HostLink) -> None:
-        """Another connection; whatever was under way on the one before comes again."""
+        """Note another connection; payloads under way on the one before are shipped again."""
         if link.worker != self._worker or not link.worker:
             self._drop_all()
         self._worker, self._link = link.worker, link if link.channel is not None else None
@@ -76,7 +75,7 @@ class SameHost:
                 self.announce(segment)
 
     def detached(self) -> None:
-        """The connection is gone; what the worker may still read stays held."""
+        """Note that the connection was closed; memory that the worker may still read stays held."""
         self._link = None
 
     def fileno(self) -> int:
@@ -84,7 +83,7 @@ class SameHost:
         return self._link.channel.fileno() if self._link is not None and self._link.channel is not None else -1
 
     def ready(self) -> None:
-        """The channel has something to say. A channel that breaks takes nothing with it: bulk goes in frames."""
+        """Read the messages on the channel. If the channel breaks, only it is closed: bulk is sent in frames."""
         try:
             while self._link is not None and self._link.channel is not None:
                 message = self._link.channel.receive()
@@ -116,7 +115,7 @@ class SameHost:
 
     # -- memory ---------------------------------------------------------------------------
     def announce(self, segment: Segment) -> None:
-        """A segment of the shim's: have the worker map its memory, before it is needed."""
+        """Have the worker map the memory of a segment of the shim's, before it is needed."""
         memory = segment.memory
         if self._link is None or memory is None or memory.fd < 0 or memory.number in self._offered:
             return
@@ -125,7 +124,7 @@ class SameHost:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, and which memories are not the shim's any more."""
+        """Send the waiting messages, and DROP for memory that was unmapped."""
         gone = self._journal.walker.mappings.gone
         if gone and self._link is not None:
             self._waiting.extend((DROP, number, 0, -1) for number in gone if number in self._offered)
@@ -144,9 +143,9 @@ class SameHost:
 
     # -- shipping ----------------------------------------------------------------------------
     def ship(self, link: DataLink, cursor: Cursor, limit: int, content: Content | None) -> int:
-        """Name the next payload, if one begins within ``limit`` bytes: how many bytes of the stream that was.
+        """Name the next payload, if one begins within ``limit`` bytes; return how many bytes of the stream were sent.
 
-        0: there is none that may be named. ``content``: the next module binary, which has its own way.
+        0: there is none that may be named. ``content``: the next module binary, which is shipped separately.
         """
         if self._link is None:
             return 0
@@ -190,10 +189,10 @@ class SameHost:
             self.held -= segment.size
 
     def complete(self, position: int) -> bool:
-        """The worker attached to says that every call ≤ ``position`` is complete; True when that ended a hold.
+        """End the holds of calls ≤ ``position``, which the attached worker reports complete; return True if any ended.
 
-        Holds stand in the order of the calls, but for what was named anew after the stream
-        went back: those wait for the ones before, which ends them no earlier than it may.
+        Holds are in the order of the calls, but for payloads named anew after the stream
+        went back: their holds wait for those before, so none ends too early.
         """
         ended = False
         while self._holds and self._holds[0][0] <= position:

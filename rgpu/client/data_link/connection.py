@@ -1,7 +1,7 @@
-"""A sealed connection in the agent's event loop: nothing here waits.
+"""A sealed connection in the agent's event loop, non-blocking.
 
-Frames are sealed only when the ones before are out, but for one long one that
-is being sent meanwhile: what is not sent yet can still be decided anew, and the
+A frame is sealed only when the frames before were sent, but for one long frame
+that is being sent meanwhile: messages not sent yet can still change, and the
 kernel's buffer is the only queue.
 """
 
@@ -36,7 +36,7 @@ from rgpu.link.messages.data import (
 )
 from rgpu.session.errors import Corrupt, LinkError, from_dict
 
-ATTACH_TIMEOUT = 10.0  #: seconds for ATTACHED to come: the worker may be busy with a record
+ATTACH_TIMEOUT = 10.0  #: seconds for ATTACHED to arrive: the worker may be busy with a record
 CONNECT_TIMEOUT = 4.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,7 +44,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def decode_map(body: Any) -> dict[str, Any]:
-    """A msgpack map. Raises :class:`Corrupt`."""
+    """Decode a msgpack map. Raises :class:`Corrupt`."""
     try:
         value = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -59,13 +59,13 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
            connected: Callable[[socket.socket], bool] = lambda sock: True,
            extra: dict[str, Any] | None = None, told: Callable[[dict[str, Any]], None] = lambda answer: None
            ) -> tuple[SealedConnection, int, int]:
-    """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
+    """Connect and attach; return (connection, epoch, seq to ship next). Blocks; for a helper thread.
 
-    ``printed``: bytes of what kernels print that the program has; None: it takes none.
-    ``connected(socket)`` is asked before the first byte goes out; False ends
-    the attempt. ``extra`` go with ATTACH, ``told`` hears what came with
-    ATTACHED. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
-    ``epoch`` gets no ATTACH.
+    ``printed``: bytes of printed text that the program has; None: it accepts none.
+    ``connected(socket)`` is called before the first byte is sent; False ends
+    the attempt. ``extra``: further fields of ATTACH; ``told``: called with the
+    fields of ATTACHED. Raises :class:`RgpuError` of any kind. No ATTACH is sent
+    to a node that claims an epoch below ``epoch``.
     """
     sock = connect(address, CONNECT_TIMEOUT)
     connection = None
@@ -100,9 +100,9 @@ class DataLink:
 
     def __init__(self, number: int, connection: SealedConnection, host: HostLink | None = None,
                  lanes: LinkLanes | None = None, protocol: int = versions.DATA) -> None:
-        """``host``: what came of asking whether the worker is on this host; ``lanes``: what it offers of these.
+        """``host``: the result of asking whether the worker is on this host; ``lanes``: those that it offers.
 
-        ``protocol``: the worker's.
+        ``protocol``: the worker's version of it.
         """
         self.number = number
         self.protocol = protocol
@@ -114,11 +114,11 @@ class DataLink:
         self._sock.setblocking(False)
         self._sender = FrameSender(self._sock)
         self._stream = 0  #: bytes of records sent in CALLS messages
-        self.long_bytes = 0  #: of them in messages that a lane would be worth for
-        #: When a message last came, or a part worth the name of a long one: not the few bytes that a worker's signs of
-        #: life add to a frame whose length was damaged.
+        self.long_bytes = 0  #: of them, and of answers, in messages long enough for a lane
+        #: When a message last arrived, or TRICKLE bytes of a long one: the few bytes that a worker's signs of life add
+        #: to a frame whose length was damaged do not count.
         self.heard = time.monotonic()
-        self._unheard = 0  #: bytes that came since
+        self._unheard = 0  #: bytes received since then
 
     def fileno(self) -> int:
         """File descriptor of the connection, for polling."""
@@ -126,17 +126,17 @@ class DataLink:
 
     @property
     def ready(self) -> bool:
-        """Another message may be sent."""
+        """Whether another message may be sent."""
         return self._sender.ready and self.lanes.ready
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way into the socket."""
+        """Whether every message was given to the socket."""
         return self._sender.idle and self.lanes.ready
 
     @property
     def wants_write(self) -> bool:
-        """:meth:`flush` is to be called when the socket takes more."""
+        """Whether :meth:`flush` is to be called when the socket takes more."""
         return self._sender.wants_write
 
     def on_sent(self, tell: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class DataLink:
         self._sender.sent = tell
 
     def send(self, kind: int, *parts: Any) -> None:
-        """Seal and send; only when :attr:`ready`."""
+        """Seal and send a message; only when :attr:`ready`."""
         frame = self._sender.buffer(frame_size(parts))
         self._connection.sealer.seal_into(kind, parts, frame)
         self._sender.send(frame)
@@ -154,7 +154,7 @@ class DataLink:
         self.send(kind, _encode(values))
 
     def send_calls(self, buffers: list[Any]) -> None:
-        """The next bytes of the stream of records."""
+        """Send the next bytes of the stream of records."""
         begin = POSITION_LAYOUT.pack(self._stream)
         length = sum(len(buffer) for buffer in buffers)
         self._stream += length
@@ -172,7 +172,7 @@ class DataLink:
         self.send(LANES, bytes([self.lanes.use()]))
 
     def send_calls_at(self, buffers: list[Any], memory: int, offset: int, length: int) -> None:
-        """The next bytes of the stream: ``buffers``, then ``length`` bytes that stand in shared memory."""
+        """Send the next bytes of the stream: ``buffers``, then the place of ``length`` bytes in shared memory."""
         begin = self._stream
         self._stream += sum(len(buffer) for buffer in buffers) + length
         self.send(CALLS_AT, PLACE_LAYOUT.pack(begin, memory, 0, offset, length), *buffers)
@@ -183,7 +183,7 @@ class DataLink:
         return self._stream
 
     def send_reference(self, length: int, digest: bytes) -> None:
-        """The next ``length`` bytes of the stream of records, by their hash."""
+        """Send the hash of the next ``length`` bytes of the stream of records."""
         offset = self._stream
         self._stream += length
         self.send(CALLS_REF, REFERENCE_LAYOUT.pack(offset, length, digest))
@@ -193,15 +193,15 @@ class DataLink:
         self.send(HAVE, *digests)
 
     def rewind(self, offset: int) -> None:
-        """The stream goes on from an earlier place."""
+        """Continue the stream from an earlier offset."""
         self._stream = offset
 
     def flush(self) -> None:
-        """Go on with what the socket did not take at once."""
+        """Send the bytes that the socket did not take at once."""
         self._sender.flush()
 
     def waiting(self) -> int:
-        """The length of the next whole message (type and body), received if need be; 0: none is there yet."""
+        """Return the length of the next whole message (type and body), received if necessary; 0: there is none yet."""
         opener = self._connection.opener
         while not (length := opener.waiting()):
             try:
@@ -228,10 +228,10 @@ class DataLink:
         self._connection.opener.open_into(target)
 
     def open_next(self, target: memoryview) -> bool:
-        """The next message into memory of just its length; False: a lane has still to bring it."""
+        """Open the next message into memory of just its length; return False if its lane has not received it yet."""
         if not self.lanes.awaited:
             self.open_into(target)
-            self._hear()  # it may have waited for the program, and what came behind it, too
+            self._hear()  # it, and the messages behind it, may have waited for the program
             return True
         message = self.lanes.next()
         if message is None:
@@ -248,7 +248,7 @@ class DataLink:
         """Send what is left and let the worker read it, each for at most ``timeout`` seconds, then close.
 
         The worker closes when it has read the last message. A ``session.end`` by the control link
-        before that would overtake what is said here.
+        before that would overtake the messages here.
         """
         self.drain(timeout)
         self._sock.settimeout(timeout)
@@ -257,7 +257,7 @@ class DataLink:
             while self._sock.recv(1 << 16) and time.monotonic() < deadline:
                 pass
         except OSError:
-            pass  # it will not say more
+            pass  # it sends nothing more
         self.close()
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class DataLink:
 
 
 def _put(target: memoryview, kind: int, body: memoryview) -> None:
-    """A lane's message where it belongs, without the interpreter's lock: the lanes' threads go on meanwhile."""
+    """Copy a lane's message into ``target``, without the interpreter's lock: the lanes' threads run meanwhile."""
     import numpy as np
 
     target[0] = kind

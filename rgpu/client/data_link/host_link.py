@@ -1,4 +1,4 @@
-"""Whether the worker just attached to is on this host, and the channel to it by which memory is handed over."""
+"""Detection of a worker on this host, and the channel by which memory is shared with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Area:
     """The worker's memory for long answers, mapped read-only."""
 
     def __init__(self, number: int, size: int, fd: int) -> None:
-        """Takes ``fd`` over. Raises :class:`Corrupt`, :class:`OSError`."""
+        """Map the memory; take ownership of ``fd``. Raises :class:`Corrupt`, :class:`OSError`."""
         self.number, self.size, self.fd = number, size, fd
         try:
             shared.check_sealed(fd, size, LARGEST_AREA)
@@ -30,7 +30,7 @@ class Area:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """May be called more than once."""
+        """Unmap the memory. May be called more than once."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -39,17 +39,15 @@ class Area:
         try:
             self._map.close()
         except BufferError:
-            pass  # a piece of an answer is still being summed; the mapping goes with it
+            pass  # a piece of an answer is still being summed; the mapping is freed with it
 
 
 class HostLink:
-    """Shared-memory link of one attachment. Without a :attr:`channel` bulk goes in frames, and :attr:`reason` says
-    why.
-    """
+    """Shared-memory link of one attachment. Without a :attr:`channel` bulk is sent in frames, for a :attr:`reason`."""
 
     def __init__(self) -> None:
         self.channel: shared.Channel | None = None
-        self.worker = ""  #: which process it is, so that the agent knows it again; empty: it does not say
+        self.worker = ""  #: identity of its process, by which a later attachment recognises it; empty: not reported
         self.area: Area | None = None
         self.reason = "not asked for"
 
@@ -59,7 +57,7 @@ class HostLink:
         return "on" if self.channel is not None else self.reason
 
     def take_area(self) -> Area | None:
-        """It is the caller's from now on."""
+        """Return the area, which the caller owns from now on."""
         area, self.area = self.area, None
         return area
 
@@ -73,7 +71,7 @@ class HostLink:
 
 
 class HostAsk:
-    """Asks while attaching, on the helper thread: goes with ATTACH, and hears ATTACHED."""
+    """Request for shared memory while attaching, on the helper thread: fields of ATTACH, and the answer in ATTACHED."""
 
     def __init__(self, session: str, enabled: bool) -> None:
         self._session, self._host = session, shared.identity() if enabled else ""
@@ -84,7 +82,7 @@ class HostAsk:
         return {"host": self._host} if self._host else {}
 
     def told(self, answer: dict[str, Any]) -> None:
-        """What the worker said. Raises nothing: whatever is wrong, frames will do."""
+        """Take the worker's answer. Raises nothing: on any error bulk is sent in frames."""
         found = self.found
         worker = answer.get("worker")
         found.worker = worker if isinstance(worker, str) else ""

@@ -1,4 +1,4 @@
-"""What the worker says to one session: answers, how far it is, notices. Part of the session's loop
+"""Messages of the worker to one session: answers, its position, notices. Part of the session's loop
 (``rgpu/client/session/shipper.py``)."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-MESSAGES = 64  #: of the worker, taken in a row
+MESSAGES = 64  #: of the worker, processed in a row
 
 
 class Session(Parts, Protocol):
-    """The session's loop, as far as it matters here."""
+    """The part of the session's loop that this module uses."""
 
     over: str
     attachment: at.Attachment
@@ -40,7 +40,7 @@ class Session(Parts, Protocol):
         """End the session because of ``reason``; the program's next call fails."""
 
     def effect(self, kind: Kind, position: int, note: str = "") -> None:
-        """Note an effect at a journal position for the effects log."""
+        """Record an effect at a journal position in the effects log."""
 
 
 class Incoming:
@@ -48,15 +48,15 @@ class Incoming:
 
     def __init__(self, shipper: Session, takes_text: bool) -> None:
         self._shipper, self._takes_text = shipper, takes_text
-        self.blocked = False  #: a message waits for room in the answer ring
+        self.blocked = False  #: a message waits for space in the answer ring
         self.unread = False  #: more messages may have been received than were taken
 
     def detached(self) -> None:
-        """Forget what a link that is gone had begun."""
+        """Forget the state of a closed link."""
         self.blocked = self.unread = False
 
     def take(self, link: DataLink) -> None:
-        """Messages that have come, at most :data:`MESSAGES` of them."""
+        """Process the messages received, at most :data:`MESSAGES` of them."""
         try:
             self._take(link)
         finally:
@@ -77,13 +77,13 @@ class Incoming:
                 return
             try:
                 if not link.open_next(room):
-                    return  # its lane says when it has come
+                    return  # its lane wakes the loop when it has arrived
                 self._message(link, room[0], room[1:])
             except (LinkError, Corrupt, struct.error) as error:
                 shipper.down(link, error)
             if shipper.link is not link or shipper.over:
                 return
-        self.unread = True  # the others' turn; more may have been received than the socket will tell of
+        self.unread = True  # the others' turn; more may have been received than the socket will signal
 
     def _message(self, link: DataLink, kind: int, body: memoryview) -> None:
         shipper = self._shipper
@@ -116,20 +116,20 @@ class Incoming:
             shipper.modules.present(body)
         elif kind == NEED and shipper.cursor is not None:
             shipper.modules.need(link, shipper.cursor, body)
-            shipper.shipping.ping_lost()  # the worker dropped what came behind
+            shipper.shipping.ping_lost()  # the worker dropped the messages behind
         elif kind == NOTICE:
             self._notice(link, decode_map(body))
         else:
             raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
 
     def _diverged(self) -> None:
-        """A replay answered otherwise than the program was told; what follows is the user's choice."""
+        """End the session after a divergence, if the user chose that (``--divergence stop``)."""
         shipper = self._shipper
         if shipper.journal.policy.divergence != "stop" or shipper.over:
             return
         what = shipper.deliveries.divergences[0].what
         shipper.lose(f"the recovered session diverged: {what} (--divergence stop); its journal is kept")
-        shipper.desk.submit(shipper.desk.quietly, "session.end", {"session": shipper.identity.session,
+        shipper.requests.submit(shipper.requests.quietly, "session.end", {"session": shipper.identity.session,
                                                                   "reason": shipper.over, "exit_code": None}, 5.0)
 
     def _applied(self, position: int) -> None:
@@ -160,6 +160,6 @@ class Incoming:
         elif kind == "shared":
             shipper.upkeep.shared(str(notice.get("peer"))[:100])
         elif kind == "control":
-            shipper.desk.nodes.told(notice.get("address"), notice.get("public"))
+            shipper.requests.nodes.told(notice.get("address"), notice.get("public"))
         else:
             log.info("notice from the worker", session=shipper.identity.session, kind=kind)

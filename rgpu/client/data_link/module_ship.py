@@ -1,14 +1,14 @@
 """Module loads on the data link: a module binary that the node may have is named by its hash, not sent.
 
-The wire is the stream of records as ever; a CALLS_REF message stands for the
+The stream of records stays the same; a CALLS_REF message stands for the
 bytes of one payload in it (docs/developers/links/data-link.md, "The data link"). The agent
 names a module binary without asking first, so a hit costs no round trip. A worker whose node
-lacks it answers NEED, drops what follows, and the stream goes back to that
+lacks it answers NEED and drops the messages that follow; the stream is sent again from that
 place, this time with the bytes. Where several loads wait to be shipped (after
-a reconnect, a move or a node's death) one HAVE asks for all of them before.
+a reconnect, a move or the failure of a node) one HAVE asks for all of them before.
 
-What a node has is never assumed beyond one connection: another worker, or
-another node, is asked anew.
+The answers hold for one connection only: another worker, or another node, is
+asked anew.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PIECE = 8 << 20  #: bytes hashed at a time
 
 
 class Stream(Protocol):
-    """The data link, as far as it matters here."""
+    """The part of the data link that this module uses."""
 
     @property
     def stream_offset(self) -> int:
-        """Offset in the stream of what is sent next, bytes."""
+        """Offset in the stream of the next byte to send."""
 
     def send_calls(self, buffers: list[Any]) -> None:
         """Send calls as they stand in the journal."""
@@ -53,7 +53,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A reference that was sent: where in the stream, and where the journal has its bytes."""
+    """A reference that was sent: its offset in the stream, and the place of its bytes in the journal."""
 
     stream_offset: int
     content: Content
@@ -69,14 +69,14 @@ class ModuleShip:
         self._reset()
 
     def _reset(self) -> None:
-        self._asked: list[bytes] = []  #: of the HAVE that was not answered yet
-        self._absent: set[bytes] = set()  #: what the node said that it lacks
-        self._refused = False  #: the node keeps nothing
+        self._asked: list[bytes] = []  #: digests in the HAVE that was not answered yet
+        self._absent: set[bytes] = set()  #: digests that the node lacks, as it answered
+        self._refused = False  #: the node keeps no module binaries
         self._named: list[_Named] = []
 
     # -- a connection begins ------------------------------------------------------------
     def attached(self, link: Stream, cursor: Cursor) -> None:
-        """Shipping starts at the cursor: ask once for all module binaries that wait there."""
+        """Start at the cursor: ask once for all module binaries that wait to be shipped."""
         self._reset()
         waiting = self.journal.contents.all_after(cursor)[:ASK_AT_ONCE]
         digests = list(dict.fromkeys(self._digest(content) for content in waiting)) if len(waiting) > 1 else []
@@ -86,7 +86,7 @@ class ModuleShip:
 
     # -- shipping -----------------------------------------------------------------------
     def ship(self, link: Stream, cursor: Cursor, limit: int) -> int:
-        """Send the next message of records: its length in stream bytes; 0 while an answer is needed first."""
+        """Send the next message of records; return its length in stream bytes, 0 while an answer is needed first."""
         content = self.journal.contents.after(cursor)
         if content is None or content.place != (cursor.number, cursor.offset):
             return self._send(link, cursor, limit, content)
@@ -123,16 +123,16 @@ class ModuleShip:
         for at in range(content.offset, end, _PIECE):
             yield from run.read(at, min(_PIECE, end - at))
 
-    # -- what the worker says -----------------------------------------------------------
+    # -- messages of the worker ---------------------------------------------------------
     def present(self, body: Any) -> None:
-        """The answer to HAVE. Raises :class:`Corrupt`."""
+        """Take the answer to HAVE. Raises :class:`Corrupt`."""
         if len(body) != len(self._asked):
             raise Corrupt(f"{len(body)} answers for {len(self._asked)} hashes", reason="present")
         self._absent.update(digest for digest, there in zip(self._asked, body, strict=True) if not there)
         self._asked = []
 
     def need(self, link: Stream, cursor: Cursor, body: Any) -> None:
-        """The node lacks what was named: go back to there. Raises :class:`Corrupt` where nothing was named."""
+        """Go back to a payload that the node lacks. Raises :class:`Corrupt` for an offset at which none was named."""
         if len(body) != NEEDED_LAYOUT.size:
             raise Corrupt("a NEED of impossible length", reason="need")
         offset, keeps = NEEDED_LAYOUT.unpack(body)
@@ -149,5 +149,5 @@ class ModuleShip:
         link.rewind(offset)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes, as ``rgpu ps`` shows them, of module binaries."""
+        """Return the bytes of module binaries that were sent and saved, as ``rgpu ps`` shows them."""
         return {"module_bytes": self.sent_bytes, "module_bytes_saved": self.named_bytes}

@@ -19,47 +19,47 @@ from rgpu.session.errors import LinkError
 
 LONG = 768 * 1024  #: bytes from which on a frame is worth waking the helper: a lone copy's first ones are shorter
 OVERLAP = len(os.sched_getaffinity(0)) >= 4
-_LOOK = 100  #: ms between two looks whether the link was closed
+_LOOK = 100  #: ms between two checks whether the link was closed
 
 
 class FrameSender:
-    """Over a non-blocking socket. One thread uses it; the helper starts with the first long frame."""
+    """Sender over a non-blocking socket. Used by one thread; the helper starts with the first long frame."""
 
     def __init__(self, sock: socket.socket, overlap: bool = OVERLAP) -> None:
         self._sock = sock
         self._overlap = overlap
         self._buffers = [memoryview(bytearray(64 * 1024)), memoryview(bytearray(0))]
         self._out: memoryview | None = None  #: what the socket did not take yet, of a frame sent from here
-        self._queue: deque[memoryview] = deque()  #: the helper's, at most two
+        self._queue: deque[memoryview] = deque()  #: frames for the helper, at most two
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error = ""
-        self.sent: Callable[[], None] = lambda: None  #: called by the helper when a frame is out
+        self.sent: Callable[[], None] = lambda: None  #: called by the helper when a frame was sent
 
     @property
     def ready(self) -> bool:
-        """Another frame may be sealed."""
+        """Whether another frame may be sealed."""
         return self._out is None and len(self._queue) < 2
 
     @property
     def idle(self) -> bool:
-        """Everything that was given has gone."""
+        """Whether every frame was sent."""
         return self._out is None and not self._queue
 
     @property
     def wants_write(self) -> bool:
-        """:meth:`flush` is to be called when the socket takes more."""
+        """Whether :meth:`flush` is to be called when the socket takes more."""
         return self._out is not None
 
     def buffer(self, size: int) -> memoryview:
-        """Where to seal the next frame, of ``size`` bytes; only when :attr:`ready`."""
+        """Return memory for sealing the next frame, of ``size`` bytes; only when :attr:`ready`."""
         if size > len(self._buffers[0]):
             self._buffers[0] = memoryview(bytearray(size))
         return self._buffers[0][:size]
 
     def send(self, frame: memoryview) -> None:
-        """Send what stands in the :meth:`buffer` asked for last. Raises :class:`LinkError`."""
+        """Send the frame in the last :meth:`buffer`. Raises :class:`LinkError`."""
         if self._queue or self._overlap and len(frame) >= LONG:
             self._buffers.reverse()
             with self._changed:
@@ -73,7 +73,7 @@ class FrameSender:
             self.flush()
 
     def flush(self) -> None:
-        """Raises :class:`LinkError` for a broken connection, the helper's too."""
+        """Send the rest of a frame. Raises :class:`LinkError` for a broken connection, the helper's too."""
         if self._error:
             raise LinkError(f"the connection broke while sending: {self._error}")
         while self._out is not None:
@@ -86,7 +86,7 @@ class FrameSender:
             self._out = self._out[sent:] if sent < len(self._out) else None
 
     def drain(self, timeout: float) -> None:
-        """Wait until everything has gone, for at most ``timeout`` seconds."""
+        """Wait until every frame was sent, for at most ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._error, timeout)
         try:
@@ -95,10 +95,10 @@ class FrameSender:
                 self._sock.sendall(self._out)
                 self._out = None
         except OSError as error:
-            self._error = str(error)  # part of the frame may be out: nothing can follow it
+            self._error = str(error)  # part of the frame may have been sent: nothing can follow it
 
     def close(self) -> None:
-        """The helper ends; the caller shuts the socket down, so nothing more goes out."""
+        """End the helper; the caller shuts the socket down, so nothing more is sent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

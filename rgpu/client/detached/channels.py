@@ -1,4 +1,4 @@
-"""What a supervisor and the agent below it share: two pipes, the run's folder, and lines of JSON about the run.
+"""Channels between a supervisor and the agent below it: two pipes, the run's folder, and lines of JSON about the run.
 
 The lines, through the pipe of ``--report-fd``: ``{"started": {"name", "pid"}}`` or ``{"refused": {error}}``, then
 ``{"ended": {"exit_code", "reason"}}``.
@@ -16,8 +16,8 @@ from rgpu.session.errors import UsageError
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent's part. Descriptors: ``output``: the writing end of the program's output, ``pump``: its reading end,
-    ``life``: a pipe that ends with the supervisor, ``word``: for the end of the run. ``root``: of the runs.
+    """The agent's ends. Descriptors: ``output``: the writing end of the program's output, ``pump``: its reading end,
+    ``life``: a pipe that closes with the supervisor, ``word``: for the run's end. ``root``: the folder of runs.
     """
 
     output: int
@@ -40,13 +40,13 @@ class Supervised(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--supervised is for the supervisor of a detached run: {error}") from None
 
     def keep_private(self) -> None:
-        """Have the descriptors end with this process: the program is given the output only, as its own."""
+        """Make the descriptors not inheritable: the program is given the output only, as its own."""
         for fd in (self.output, self.pump, self.life, self.word):
             os.set_inheritable(fd, False)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor is started for. ``report``: descriptor for the first line. ``arguments``: of `rgpu run`."""
+    """The run that a supervisor starts. ``report``: descriptor for the first line. ``arguments``: of `rgpu run`."""
 
     name: str
     root: str
@@ -68,10 +68,10 @@ class Pipe:
 
     @classmethod
     def make(cls) -> Pipe:
-        """Make one."""
+        """Create a pipe."""
         return cls(*os.pipe2(os.O_CLOEXEC))
 
 
 def package_path() -> str:
-    """Return the folder that this very package is imported from."""
+    """Return the folder that this package is imported from."""
     return str(Path(__file__).parents[3])

@@ -1,4 +1,4 @@
-"""Keeping a run: its lock, its record, its output; by its supervisor, or by its agent after that died."""
+"""Keeping of a run's lock, record and output, by its supervisor, or by its agent once the supervisor has died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rgpu.link.runs.output import CHUNK, OutputWriter
 from rgpu.link.runs.record import RunRecord
 from rgpu.session.errors import RgpuError
 
-DRAIN_SECONDS = 2.0  #: after a program's end, for what it left in the pipe; children of it may hold that open for ever
+DRAIN_SECONDS = 2.0  #: to read the rest of the pipe after the program's end; its children may hold that open for ever
 
 
 class Keeper:
@@ -27,7 +27,7 @@ class Keeper:
         self._output = OutputWriter(folder, record.log_limit)
 
     def take(self) -> bool:
-        """Write down what the program wrote; False when nobody can write any more."""
+        """Store what the program wrote; return False when no process can write any more."""
         while True:
             try:
                 data = os.read(self.pump, CHUNK)
@@ -40,15 +40,15 @@ class Keeper:
             self._output.write(data)
 
     def say(self, line: str) -> None:
-        """Put a line of our own into the output."""
+        """Add a line of rgpu's own to the output."""
         self._output.write(f"rgpu: {self.record.name}: {line}\n".encode(errors="backslashreplace"))
 
     def trouble(self, what: str) -> None:
-        """Write down what happened to the supervisor or the agent."""
+        """Record what happened to the supervisor or the agent."""
         self._change(trouble=f"{self.record.trouble}; {what}" if self.record.trouble else what)
 
     def end(self, exit_code: int | None, reason: str) -> None:
-        """Take the rest of the output, then write the end down."""
+        """Store the rest of the output, then record the end."""
         until = time.monotonic() + DRAIN_SECONDS
         poller = select.poll()
         poller.register(self.pump, select.POLLIN)
@@ -59,5 +59,5 @@ class Keeper:
 
     def _change(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
-        with contextlib.suppress(OSError, RgpuError):  # a full disk: the end is unknown then, the program's is not
+        with contextlib.suppress(OSError, RgpuError):  # a full disk: the record lacks the end then
             self._runs.save(self.record)

@@ -1,4 +1,4 @@
-"""The agent of a detached run: it tells its supervisor of the end, and keeps the run itself once that has died."""
+"""The agent's side of a detached run: it reports the end to its supervisor, and keeps the run once that has died."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rgpu.session.errors import RgpuError
 
 log = get_logger(__name__)
 
-PATIENCE = 10.0  #: seconds for a supervisor that was killed to be gone
+PATIENCE = 10.0  #: seconds for a killed supervisor to have ended
 SUPERVISOR_DIED = "its supervisor died, its agent went on"
 
 
 class Standby:
-    """The agent's end of what it shares with a supervisor."""
+    """The agent's end of the channels to its supervisor."""
 
     def __init__(self, shared: Supervised) -> None:
         shared.keep_private()
@@ -38,10 +38,10 @@ class Standby:
         self._lock = threading.Lock()
 
     def started(self, pid: int) -> None:
-        """The program runs: what the agent itself says from now on stands in its output, and no terminal is held."""
+        """Note that the program runs: the agent's messages go to its output from now on, and no terminal is held."""
         for fd in (1, 2):
             os.dup2(self.output, fd)
-        os.close(self.output)  # the program's and our 2 are left: the output ends with both
+        os.close(self.output)  # the program's and this process's 1 and 2 are left: the output ends with all of them
         threading.Thread(target=self._watch, args=(pid,), name="standby", daemon=True).start()
 
     def _watch(self, pid: int) -> None:
@@ -64,7 +64,7 @@ class Standby:
         self._pump()
 
     def _succeed(self) -> Keeper:
-        """Raises what makes it impossible that anybody ever hears of the run."""
+        """Take over the supervisor's work. Raises OSError, :class:`RgpuError` where the run cannot be kept."""
         runs = Runs(Path(self._shared.root))
         runs.claim(self._shared.name, PATIENCE)  # held until this process ends
         known = runs.run(self._shared.name)
@@ -84,24 +84,24 @@ class Standby:
                         return
                     if self._keeper is None:
                         with contextlib.suppress(OSError):
-                            os.read(self._shared.pump, 1 << 16)  # a program that is being ended is not held up
+                            os.read(self._shared.pump, 1 << 16)  # discarded: a program being ended does not block
                     else:
                         self._keeper.take()
 
     def exited(self, exit_code: int, reason: str) -> None:
-        """The program has ended; its session has not yet."""
+        """Report the program's end to the supervisor; its session has not ended yet."""
         self._end = exit_code, reason
         word = json.dumps({"ended": {"exit_code": exit_code, "reason": reason}}).encode() + b"\n"
-        with contextlib.suppress(OSError):  # the supervisor died: this process writes it down itself
+        with contextlib.suppress(OSError):  # the supervisor died: this process records the end itself
             os.write(self._shared.word, word)
 
     def close(self) -> None:
-        """The session has ended too, and this process is about to. Without a supervisor the end is written down."""
+        """Finish: the session has ended too, and this process is about to. Record the end if the supervisor died."""
         with self._lock:
             self._over.set()
             if self._end is None:
                 return
-            for fd in (1, 2):  # nothing more comes into the output from here
+            for fd in (1, 2):  # this process writes nothing more to the output
                 _to_null(fd)
             if self._keeper is None and self._alone():
                 with contextlib.suppress(OSError, RgpuError):

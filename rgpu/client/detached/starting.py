@@ -1,7 +1,7 @@
 """Starting a supervisor: as a scope of the user's systemd where there is one, else in a session of its own only.
 
-A service manager that ends everything of a login with the login (``KillUserProcesses=yes``) spares a scope of the
-user's own manager; whether that outlives the last login is ``loginctl enable-linger``.
+A service manager that ends all processes of a login with the login (``KillUserProcesses=yes``) does not end a scope of
+the user's own manager; ``loginctl enable-linger`` decides whether that outlives the last login.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SETSID = "setsid"
 
 
 def scope(name: str) -> tuple[list[str], str]:
-    """Return (what to put before a command so that the user's systemd has it in a scope of its own, how to say so).
+    """Return (words to put before a command so that the user's systemd runs it in a scope of its own, description).
 
-    Nothing to put before it where there is no such systemd, or it makes no scope.
+    There are no such words where there is no such systemd, or it makes no scope.
     """
     program = shutil.which("systemd-run")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -51,10 +51,10 @@ def scope(name: str) -> tuple[list[str], str]:
 
 
 def start(order: Order, program: Sequence[str]) -> dict[str, Any] | int:
-    """Start a detached run, and return what is said of its start: {name, pid}.
+    """Start a detached run, and return the report of its start: {name, pid}.
 
-    An exit status where no program was started and the reason stands on stderr. Raises what the run was refused with,
-    :class:`UnknownOutcome`; KeyboardInterrupt after the request was withdrawn.
+    Return an exit status where no program was started and the reason is on stderr. Raises the error that the run was
+    refused with, :class:`UnknownOutcome`; KeyboardInterrupt after the request was withdrawn.
     """
     before, how = scope(order.name)
     pipe = Pipe.make()
@@ -90,7 +90,7 @@ def _said(order: Order, process: subprocess.Popen[bytes], word: int) -> dict[str
             process.wait(_GIVE_UP_SECONDS)
         error: RgpuError = from_dict(said["refused"])
         raise error
-    process.returncode = 0  # it goes on without this process
+    process.returncode = 0  # the supervisor runs on without this process
     return dict(said["started"])
 
 

@@ -1,8 +1,8 @@
 """The supervisor of one detached run: starts `rgpu run` below it, keeps the program's output and the run's record.
 
 A process of its own (``python -c … ORDER``), in a session of its own, without a terminal from the moment that the
-program runs. What is orphaned below it becomes its child: where the agent is killed, it goes on with the program and
-hears how that ends.
+program runs. Orphaned processes below it become its children: where the agent is killed, the supervisor keeps the
+program's output and receives its exit status.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 
 
 class Supervisor:
-    """See the module docstring. ``program``: the command line that the run is for."""
+    """Supervisor of one run; see the module docstring. ``program``: the run's command line."""
 
     def __init__(self, order: Order, program: list[str]) -> None:
         self._order, self._program = order, program
@@ -47,11 +47,11 @@ class Supervisor:
         self._output, self._life, self._word = Pipe.make(), Pipe.make(), Pipe.make()
         self._wake = Pipe.make()
         self._report: int | None = order.report
-        self._heard = self._line = b""  #: what is no whole line yet; the line about the start
+        self._heard = self._line = b""  #: bytes of a line that is not whole yet; the line about the start
         self._keeper: Keeper | None = None
         self._pid = 0  #: of the program, once it runs
-        self._status: dict[int, int] = {}  #: of children that ended, as waitpid(2) has it
-        self._end: tuple[int, str] | None = None  #: as the agent told it
+        self._status: dict[int, int] = {}  #: by pid, of children that ended, as waitpid(2) returns it
+        self._end: tuple[int, str] | None = None  #: exit code and reason, as the agent reported them
         self._reason = ""
         self._timekeeper: Timekeeper | None = None
         self._terminated: list[int] = []
@@ -59,7 +59,7 @@ class Supervisor:
         self._agent = self._start_agent()
 
     def _start_agent(self) -> int:
-        """`rgpu run` as in the foreground, but for where its program's output goes."""
+        """Start `rgpu run` as in the foreground, but with its program's output in a pipe. Return its pid."""
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
         for one in (self._wake.reader, self._wake.writer):
             os.set_blocking(one, False)
@@ -84,12 +84,12 @@ class Supervisor:
 
     # -- the loop -----------------------------------------------------------------------
     def run(self) -> int:
-        """Keep the run until it has ended; the exit status for who started it, where no program was started."""
+        """Keep the run until it has ended; return the exit status for the process that waits for the start."""
         poller = select.poll()
         for fd in (self._wake.reader, self._word.reader, self._output.reader):
             poller.register(fd, select.POLLIN)
         if self._report is not None:
-            poller.register(self._report, 0)  # its reader's end
+            poller.register(self._report, 0)  # ready once its reader has closed
         while True:
             for fd, _ in poller.poll(self._timeout() * 1000):
                 if fd == self._report and self._keeper is None:
@@ -134,7 +134,7 @@ class Supervisor:
         return bool(pid)
 
     def _give_up(self) -> None:
-        """Nobody waits for the start any more, or this process is to end: the program, or what asks for its place."""
+        """End the program, or the agent that requests its place: the start is not awaited any more, or by SIGTERM."""
         if self._keeper is None:
             if self._agent not in self._status:
                 os.kill(self._agent, signal.SIGTERM)
@@ -147,9 +147,9 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 signal_program(self._pid, number)
 
-    # -- what the agent says --------------------------------------------------------------
+    # -- the agent's reports -------------------------------------------------------------
     def _hear(self) -> bool:
-        """Take what the agent said; False after its last word."""
+        """Read the agent's lines; return False after the last one."""
         data = os.read(self._word.reader, 65536)
         self._heard += data
         *lines, self._heard = self._heard.split(b"\n")
@@ -167,7 +167,7 @@ class Supervisor:
         self._line = line
 
     def _started(self, pid: int) -> None:
-        """The program runs: from now on the run is on record, and needs no terminal."""
+        """Put the run on record, and leave the terminal and the folder: the program runs."""
         order, self._pid, self._begun = self._order, pid, clock()
         record = RunRecord(
             name=order.name, command=shown_command(self._program), pool=order.pool, folder=os.getcwd(),
@@ -185,13 +185,13 @@ class Supervisor:
     def _tell_report(self) -> None:
         fd, self._report = self._report, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # who started it may have gone: it runs on
+            with contextlib.suppress(OSError):  # the process that started it may have ended: the run goes on
                 os.write(fd, self._line and self._line + b"\n")
             os.close(fd)
 
     # -- the end ------------------------------------------------------------------------
     def _over(self) -> bool:
-        """The agent has ended; whether the program has, too."""
+        """Return whether the program has ended, too, after its agent."""
         if self._keeper is None or self._end is not None:
             return True
         if self._pid in self._status:
@@ -205,7 +205,7 @@ class Supervisor:
         return False
 
     def _agent_died(self) -> None:
-        """The program is this process's child now."""
+        """Keep the run without its agent: the program is this process's child now."""
         assert self._keeper is not None
         what = f"its agent ended ({_how(self._status[self._agent])}): its calls of the GPU fail from then on"
         self._keeper.trouble(what)
@@ -219,7 +219,7 @@ class Supervisor:
 
     def _finish(self) -> int:
         agent = self._status[self._agent]
-        while self._hear():  # its last words
+        while self._hear():  # its last lines
             pass
         if self._keeper is None:
             self._tell_report()

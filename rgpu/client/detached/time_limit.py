@@ -1,4 +1,4 @@
-"""The time limit of a run: which signals its program gets, and when. Pure but for the clock of the last class."""
+"""The time limit of a run: which signals its program gets, and when. Pure but for the classes that send them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rgpu.link.loggers import get_logger
 log = get_logger(__name__)
 
 KILL_AFTER = 30.0  #: seconds
-LOOK_SECONDS = 1.0  #: a host that slept wakes up later than it was set to
+LOOK_SECONDS = 1.0  #: on a host that was suspended a longer wait would end too late
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """``seconds``: after the program's start; 0: none. ``kill_after``: from SIGTERM to SIGKILL.
+    """Limit in seconds. ``seconds``: after the program's start; 0: none. ``kill_after``: from SIGTERM to SIGKILL.
 
-    ``warning``: a signal, so many seconds before the limit; 0: none.
+    ``warning``: number of a signal, sent ``warning_before`` seconds before the limit; 0: none.
     """
 
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class TimeLimit:
     warning_before: float = 0.0
 
     def steps(self) -> list[Step]:
-        """Return what is sent, in order."""
+        """Return the signals to send, in order."""
         if not self.seconds:
             return []
         why = f"its time limit of {duration(self.seconds)} was reached: SIGTERM"
@@ -57,7 +57,7 @@ AT_ONCE = TimeLimit(0.001)
 
 
 def duration(seconds: float) -> str:
-    """``90 s``, ``15 min``, ``2 h``: the largest unit that says it exactly."""
+    """Return seconds as text in the largest unit that is exact: ``90 s``, ``15 min``, ``2 h``."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length and seconds % length == 0 and (seconds > length or unit != "min"):
             return f"{seconds / length:g} {unit}"
@@ -65,19 +65,19 @@ def duration(seconds: float) -> str:
 
 
 def clock() -> float:
-    """Seconds, those among them that the host slept."""
+    """Return the seconds since the host's start, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Timekeeper:
-    """Sends a program the signals of a time limit. ``tell``: given each reason that its run ends for, once."""
+    """Sends a program the signals of a time limit. ``tell``: called once with each reason for the run's end."""
 
     def __init__(self, limit: TimeLimit, pid: int, begun: float, tell: Callable[[str], None]) -> None:
         """``begun``: when the program was started, by :func:`clock`."""
         self._left, self._pid, self._begun, self._tell = limit.steps(), pid, begun, tell
         self._kill_at = limit.seconds + limit.kill_after
         self._over = threading.Event()
-        self._family: list[tuple[int, str]] = []  #: what the program had started when its time was over
+        self._family: list[tuple[int, str]] = []  #: processes that the program had started when its time was over
 
     def start(self) -> None:
         """Keep the time in a thread of its own, until :meth:`stop`."""
@@ -89,7 +89,7 @@ class Timekeeper:
         self._over.set()
 
     def await_rest(self) -> None:
-        """After the program's end by the limit: wait for what it had started, and kill it when it is due."""
+        """Wait, after the program's end by the limit, for the processes that it had started, and kill them when due."""
         last = self._begun + self._kill_at
         while rest := [pid for pid, started in self._family if alive(pid, started)]:
             if clock() >= last:
@@ -104,11 +104,11 @@ class Timekeeper:
             self.look()
 
     def left(self) -> float:
-        """Seconds to the next signal; a day where none is left."""
+        """Return the seconds to the next signal; a day where none is left."""
         return self._begun + self._left[0].at - clock() if self._left else 86400.0
 
     def look(self) -> None:
-        """Send what is due."""
+        """Send the signals that are due."""
         while self._left and self.left() <= 0 and not self._over.is_set():
             step = self._left.pop(0)
             if step.ends:
@@ -120,7 +120,7 @@ class Timekeeper:
 
 
 class Ending:
-    """Ends a program on demand, whatever its time limit: SIGTERM, and SIGKILL after a while."""
+    """Ends a program on demand, independent of its time limit: SIGTERM, and SIGKILL after :data:`KILL_AFTER`."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._over = pid, False
@@ -128,14 +128,14 @@ class Ending:
         self._keeper: Timekeeper | None = None
 
     def now(self) -> None:
-        """Begin; from any thread, once."""
+        """Begin to send the signals; from any thread, only the first call counts."""
         with self._lock:
             if not self._over and self._keeper is None:
                 self._keeper = Timekeeper(AT_ONCE, self._pid, clock(), lambda why: None)
                 self._keeper.start()
 
     def stop(self) -> None:
-        """Send nothing more: the program has ended. Waits for what it had started, as :meth:`Timekeeper.await_rest`."""
+        """Send nothing more: the program has ended. Wait for its other processes, as :meth:`Timekeeper.await_rest`."""
         with self._lock:
             self._over = True
         if self._keeper is not None:

@@ -1,1 +1,1 @@
-"""What the agent keeps of the journal, and for how long. It knows no connection."""
+"""The calls of the journal that the agent keeps, and for how long. Independent of any connection."""

@@ -1,4 +1,4 @@
-"""Where the journal holds module binaries: the payloads that may be named by hash on the data link."""
+"""Places of the module binaries in the journal: the payloads that may be named by hash on the data link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, padded
 
 
 class Readable(Protocol):
-    """A run of the journal, as far as it matters here."""
+    """The part of a journal run's interface that this module uses."""
 
     first: int
     last: int
@@ -32,7 +32,7 @@ class Content:
     number: int
     offset: int
     length: int
-    digest: bytes = b""  #: computed when it is needed first
+    digest: bytes = b""  #: computed at the first use
 
     @property
     def place(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Contents:
         self._found: list[Content] = []
 
     def note(self, number: int, run: Readable) -> None:
-        """A run was added to the journal; only a run of one record can be a module binary's."""
+        """Note a run that was added to the journal; only a run of one record can hold a module binary."""
         if run.first != run.last or run.size < SMALLEST:
             return
         magic, call, _, _, _, args, payload, _, _ = HEADER.unpack(b"".join(run.read(0, HEADER_SIZE)))
@@ -55,12 +55,12 @@ class Contents:
             self._found.append(Content(number, offset, payload))
 
     def forget(self, number: int) -> None:
-        """The runs before ``number`` are not kept any more."""
+        """Forget the module binaries of runs before ``number``, which are not kept any more."""
         if self._found and self._found[0].number < number:
             del self._found[:bisect_left(self._found, (number, 0), key=_place)]
 
     def after(self, cursor: Cursor) -> Content | None:
-        """The first module binary whose payload begins at the cursor or behind it."""
+        """Return the first module binary whose payload begins at the cursor or behind it; None: there is none."""
         if not self._found or self._found[-1].place < (cursor.number, cursor.offset):
             return None
         return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place)]

@@ -1,4 +1,4 @@
-"""A place in what the journal holds."""
+"""A place in the journal."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""How long calls are kept, and what follows from it: a pure decision, with its reason in words.
+"""Decision when to request a checkpoint and when to stop the program's calls, with the reason in words. Pure.
 
-Asked once a second and whenever the journal's memory changed. Three questions:
+Made once a second and whenever the journal's memory changed. It answers three questions:
 
 Is a checkpoint wanted? When the journal since the newest durable one passes a size
 (¾ of its limit), an age (``--checkpoint-every``) or a predicted replay time
-(``--max-replay``). Not again while one is being made, nor soon after one
-failed; a store that cannot be reached cuts nothing and stops nothing.
+(``--max-replay``). None is requested while one is being made, nor soon after
+one failed; without a reachable store the journal is not cut, and the program goes on.
 
 May the program go on publishing? Not when memory holds ⅞ of the limit and
-cannot be spilled any more: then ``--on-full`` says whether it waits (BLOCK) or
+cannot be spilled any more: then ``--on-full`` decides whether it waits (BLOCK) or
 goes on without the possibility of recovery (UNPROTECTED, for good).
 
-What does ``ps`` show? The reason for either, and why the exposure grows.
+What does ``ps`` show? The reason for either decision, and why the exposure grows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 CHECKPOINT_AT, FULL_AT = 0.75, 0.875  #: shares of the limit; the shim stops by itself at the limit
-FULL_SECONDS = 1.0  #: a journal that is full for less is ordinary back-pressure, not worth a word
+FULL_SECONDS = 1.0  #: a journal that is full for a shorter time is ordinary back-pressure, not reported
 RETRY = 10.0  #: seconds between two requests for a checkpoint
-RETRY_FULL = 0.5  #: … when the program would otherwise wait until the journal is on the disk
-RETRY_FAILED = 30.0  #: and after one that failed
+RETRY_FULL = 0.5  #: the same while memory fills: the program would have to wait until the journal is on the disk
+RETRY_FAILED = 30.0  #: seconds after a request that failed
 HALF_LIFE = 30.0  #: seconds of work after which a measured rate counts half
 
 
 class Exposure(Enum):
-    """What the program is exposed to when no more journal can be kept."""
+    """State of the program's protection by the journal, as it is shown in ``ps``."""
 
     RUNNING = "running"
     BLOCK = "block"
@@ -37,26 +37,26 @@ class Exposure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the user asked for. ``limit``: bytes; ``max_age``, ``max_replay``: seconds, 0 for any."""
+    """Limits that the user set. ``limit``: bytes; ``max_age``, ``max_replay``: seconds, 0: no limit."""
 
     limit: int
     recover: bool = True
     on_full: str = "block"
     max_age: float = 0.0
     max_replay: float = 0.0
-    directory: bool = True  #: there is one to spill to
+    directory: bool = True  #: there is a directory to spill to
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How things stand. Bytes, seconds, calls; ``replay``: predicted seconds, None while no rate is known.
+    """State of the journal, in bytes, seconds and calls. ``replay``: predicted seconds, None while no rate is known.
 
-    ``memory_bytes``: of shared memory that is held, :attr:`Journal.held_bytes`; ``kept_bytes``: and in files.
+    ``memory_bytes``: shared memory that is held, :attr:`Journal.held_bytes`; ``kept_bytes``: that and the files.
     """
 
     memory_bytes: int = 0
     kept_bytes: int = 0
-    kept_calls: int = 0  #: that no durable checkpoint covers
+    kept_calls: int = 0  #: calls that no durable checkpoint covers
     protected: bool = True
     full_seconds: float = 0.0  #: since memory passed ⅞ of the limit
     age: float = 0.0  #: of the oldest call that no durable checkpoint covers
@@ -66,12 +66,12 @@ class Facts:
     since_request: float = float("inf")
     requesting: bool = False
     attached: bool = True
-    given_up: str = ""  #: why it is not protected, where that is not because the journal was full
+    given_up: str = ""  #: why the session is not protected, if for another reason than a full journal
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``checkpoint``: ask for a checkpoint now, because of ``why``. ``reason``: for the program's user, in ``ps``."""
+    """``checkpoint``: request a checkpoint now, because of ``why``. ``reason``: shown to the user, in ``ps``."""
 
     checkpoint: bool = False
     why: str = ""
@@ -80,7 +80,7 @@ class Decision:
 
 
 def decide(rules: Rules, facts: Facts) -> Decision:
-    """See the module docstring."""
+    """Decide by the rules in the module docstring."""
     why = _checkpoint_wanted(rules, facts)
     filling = facts.memory_bytes >= rules.limit * CHECKPOINT_AT
     patience = RETRY_FAILED if facts.store_error else RETRY_FULL if filling else RETRY
@@ -104,7 +104,7 @@ def decide(rules: Rules, facts: Facts) -> Decision:
 
 
 def _checkpoint_wanted(rules: Rules, facts: Facts) -> str:
-    """Why a checkpoint is wanted; empty when none is."""
+    """Return why a checkpoint is wanted; empty when none is."""
     if not rules.recover or not facts.protected or not facts.kept_calls:
         return ""
     if facts.kept_bytes > rules.limit * CHECKPOINT_AT:
@@ -119,7 +119,7 @@ def _checkpoint_wanted(rules: Rules, facts: Facts) -> str:
 
 
 def full_reason(rules: Rules, facts: Facts) -> str:
-    """Why the program should stop publishing; empty when it need not."""
+    """Return why the program should stop publishing; empty when it need not."""
     if facts.memory_bytes < rules.limit * FULL_AT:
         return ""
     if not rules.recover or not facts.protected:
@@ -144,11 +144,11 @@ def _size(count: float) -> str:
 
 
 class ApplyRate:
-    """Calls a second that the session's owner applies while it has any: what a replay is predicted by.
+    """Calls per second that the session's owner applies while it has any, for the prediction of a replay's time.
 
-    A second in which nothing was applied does not count, one with a single call
-    counts whole: so the rate is rather too low, the prediction too long, and the
-    checkpoint comes too early rather than too late.
+    A second in which no call was applied does not count, a second with a single
+    call counts in full: the rate errs on the low side, the prediction on the long
+    side, and the checkpoint is made too early rather than too late.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class ApplyRate:
         self._time: float | None = None
 
     def sample(self, position: int, now: float) -> None:
-        """Every call ≤ ``position`` is applied, at ``now`` (monotonic seconds). Positions may go back (a recovery)."""
+        """Note that every call ≤ ``position`` is applied at ``now``, monotonic seconds. A recovery lowers positions."""
         before, since = self._position, self._time
         self._position, self._time = position, now
         if since is None or position <= before or now <= since:
@@ -169,10 +169,10 @@ class ApplyRate:
 
     @property
     def rate(self) -> float | None:
-        """Calls a second; None before the first were applied."""
+        """Calls per second; None before the first were applied."""
         return self._calls / self._seconds if self._seconds else None
 
     def predict(self, calls: int) -> float | None:
-        """Seconds that a replay of so many calls takes."""
+        """Return the seconds that a replay of so many calls takes; None while no rate is known."""
         rate = self.rate
         return None if not rate else calls / rate

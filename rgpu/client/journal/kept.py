@@ -1,9 +1,9 @@
-"""What the agent keeps of the journal: in shared memory, spilled to files, and for how long.
+"""The journal as the agent keeps it: in shared memory and in spilled files, until it is not needed any more.
 
-With ``recover`` everything is kept until a checkpoint that counts covers it
+With ``recover`` every call is kept until a durable checkpoint covers it
 (:meth:`Journal.cut`); without, until the worker has applied it
 (:meth:`Journal.applied`). Long before the limit the oldest calls are
-written to journal files, and their memory goes back to the shim.
+written to journal files, and their memory is given back to the shim.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC
 
 _HEADER_BLOCK = 64 * 1024
-#: Shares of the limit. The shim itself stops publishing at the limit, so the agent must act before.
 SPILL_BYTES = 16 * 1024 * 1024  #: of records in one file, about
-SPILL_AT = 0.5  #: and :mod:`rgpu.client.journal.keeping` says what follows beyond
+#: Share of the limit from which on calls are spilled: the shim stops publishing at the limit, so the agent must act
+#: before. :mod:`rgpu.client.journal.keeping` decides what follows beyond.
+SPILL_AT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How much is kept, and where. ``limit``: bytes. ``on_full``: ``block`` or ``unprotected``."""
+    """How much of the journal is kept, and where. ``limit``: bytes. ``on_full``: ``block`` or ``unprotected``."""
 
     recover: bool = False
     limit: int = 1 << 30
     directory: Path | None = None
     on_full: str = "block"
-    max_age: float = 0.0  #: seconds; 0: any
-    max_replay: float = 0.0  #: seconds; 0: any
+    max_age: float = 0.0  #: seconds; 0: no limit
+    max_replay: float = 0.0  #: seconds; 0: no limit
     divergence: str = "warn"  #: ``warn`` or ``stop``
 
     @property
     def rules(self) -> Rules:
-        """What :func:`rgpu.client.journal.keeping.decide` goes by."""
+        """The rules for :func:`rgpu.client.journal.keeping.decide`."""
         return Rules(self.limit, self.recover, self.on_full, self.max_age, self.max_replay, self.directory is not None)
 
 
 class Journal:
-    """See the module docstring. One thread uses it; spilling runs elsewhere, on a :class:`SpillJob`."""
+    """The journal of one session. Used by one thread; spilling runs on others, on a :class:`SpillJob`."""
 
     def __init__(self, policy: Policy, share: bool = False) -> None:
         """``share``: a worker on this host may be given the bulk segments."""
@@ -56,19 +57,19 @@ class Journal:
         self.walker = Walker(share)
         self._runs: deque[Run | FiledRun] = deque()
         self._base = 0  #: number of self._runs[0]
-        self.contents = Contents()  #: the module binaries among them
+        self.contents = Contents()  #: the module binaries in the runs
         self.first_seq = 1  #: oldest call kept
-        self.protected = policy.recover  #: False for good once `unprotected` dropped something
-        self.given_up = ""  #: why recovery was given up, where it was not because the journal was full
+        self.protected = policy.recover  #: False for good after :meth:`unprotect`
+        self.given_up = ""  #: why recovery was given up, if for another reason than a full journal
         self.memory_bytes = 0
         self.filed_bytes = 0
         self.total_bytes = 0  #: of all calls ever published
-        self._open_size = 0  #: of the newest run, as far as it was counted
+        self._open_size = 0  #: bytes of the newest run that were counted
         self._spilling = False
         self.spill_error = ""
-        self.news_closed = False  #: a segment was closed; the loop resets it when it has looked what can be released
+        self.news_closed = False  #: a segment was closed; reset by the loop once it has released segments
         self._entered = 0
-        self.stalled = False  #: the shim announced less than it published
+        self.stalled = False  #: the shim published calls in a segment that it has not announced yet
 
     @property
     def last_seq(self) -> int:
@@ -81,10 +82,10 @@ class Journal:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of shared memory that calls keep from the shim: more than the calls, as segments are given back whole.
+        """Bytes of shared memory that the shim cannot use again: more than the calls, as segments are given back whole.
 
-        It is these that the shim counts against the limit, so whatever is done before the limit goes by them. Of a
-        segment that is still written only the calls count: the shim closes it when it waits for space.
+        The shim counts these bytes against the limit, so every action before the limit is based on them. Of a segment
+        that is still written only the calls count: the shim closes it when it waits for space.
         """
         closed, still = self.walker.used_bytes()
         return max(self.memory_bytes, closed + min(still, self.memory_bytes))
@@ -95,7 +96,7 @@ class Journal:
         return self.walker.offer(offer)
 
     def advance(self) -> list[tuple[int, int, int]]:
-        """Take in what was published: [(seq, call id, flags)]. Raises :class:`Corrupt`."""
+        """Read the calls published since the last time: [(seq, call id, flags)]. Raises :class:`Corrupt`."""
         bulks = self.walker.bulks
         closing = {index for index, bulk in bulks.items() if not bulk.closed and bulk.words[4]} if bulks else None
         runs, calls, whole = self.walker.walk()
@@ -109,8 +110,8 @@ class Journal:
                 self._runs.append(run)
                 self._add(run.size)
                 self._open_size = run.size
-        if whole and closing and self.walker.entered:  # without a log segment nothing of what refers to it was seen
-            for index in closing:  # closed before the walk: no call that we have not seen refers to it
+        if whole and closing and self.walker.entered:  # without a log segment no call that refers to it was read
+            for index in closing:  # closed before the walk: no call still to be read refers to it
                 bulks[index].closed = True
             self.news_closed = True
         if self.walker.entered != self._entered:
@@ -129,9 +130,9 @@ class Journal:
 
     # -- reading ----------------------------------------------------------------------
     def cursor(self, seq: int) -> Cursor:
-        """Where the record ``seq`` starts; ``last_seq + 1`` is the end.
+        """Return the place where the record ``seq`` starts; ``last_seq + 1`` is the end.
 
-        Raises :class:`Corrupt` when it is not kept any more, or not there yet.
+        Raises :class:`Corrupt` for a record that is not kept any more, or not published yet.
         """
         if not self.first_seq <= seq <= self.last_seq + 1:
             raise Corrupt(f"call {seq} is wanted; the journal holds {self.first_seq} to {self.last_seq}", seq=seq,
@@ -154,15 +155,15 @@ class Journal:
         return self._base
 
     def run(self, number: int) -> Run | FiledRun:
-        """A run that is kept."""
+        """Return the kept run of that number."""
         return self._runs[number - self._base]
 
     def take(self, cursor: Cursor, limit: int, until: tuple[int, int] | None = None) -> list[Any]:
-        """Up to ``limit`` bytes of wire records from the cursor on, which moves behind them.
+        """Return up to ``limit`` bytes of wire records from the cursor on, and move the cursor behind them.
 
-        Not beyond ``until`` (run number, offset), which stands behind the cursor.
-        The buffers are views of shared memory: use them before the next call
-        that drops something.
+        ``until`` (run number, offset): a place behind the cursor at which to end.
+        The buffers are views of shared memory: use them before the next method
+        call that drops runs.
         """
         found: list[Any] = []
         while limit > 0:
@@ -187,7 +188,7 @@ class Journal:
         return found
 
     def bulk_ahead(self, cursor: Cursor, limit: int) -> tuple[int, ExternalRun] | None:
-        """The next payload in a bulk segment that begins within ``limit`` bytes: number of its run, and the run."""
+        """Return (number, run) of the next payload in a bulk segment that begins within ``limit`` bytes."""
         position, offset = cursor.number - self._base, cursor.offset
         while position < len(self._runs) and limit > 0:
             run = self._runs[position]
@@ -204,25 +205,25 @@ class Journal:
             position == len(self._runs) - 1 and cursor.offset >= self._runs[position].size
 
     def shipped(self, cursor: Cursor) -> int:
-        """The newest call that stands wholly before the cursor."""
+        """Return the newest call whose record is wholly before the cursor."""
         position = cursor.number - self._base
         if position >= len(self._runs):
             return self.last_seq
         run = self._runs[position]
         return run.last if cursor.offset >= run.size else run.first - 1
 
-    # -- letting go -------------------------------------------------------------------
+    # -- dropping ---------------------------------------------------------------------
     def cut(self, position: int, shipping: Cursor | None) -> None:
-        """A checkpoint that counts holds everything up to ``position``."""
+        """Drop the calls up to ``position``, which a durable checkpoint covers. ``shipping``: the link's cursor."""
         self._drop(position, shipping)
 
     def applied(self, position: int, shipping: Cursor | None) -> None:
-        """The worker applied everything up to ``position``: without recovery it is not needed any more."""
+        """Drop the calls up to ``position``, which the worker has applied, if no recovery needs them."""
         if not self.policy.recover or not self.protected:
             self._drop(position, shipping)
 
     def _drop(self, position: int, shipping: Cursor | None) -> None:
-        """Whole runs up to ``position``; never what is still to be shipped, whoever asks for it."""
+        """Drop whole runs up to ``position``; never calls that are still to be shipped."""
         while self._runs and self._runs[0].last <= position:
             if shipping is not None and (shipping.number < self._base or (
                     shipping.number == self._base and shipping.offset < self._runs[0].size)):
@@ -248,7 +249,7 @@ class Journal:
             segment.uses -= 1
 
     def released(self) -> list[int]:
-        """Segments that nothing needs any more, each named once: their memory is unmapped here."""
+        """Return the indices of segments that are not needed any more, each once, and retire these segments."""
         walker, found = self.walker, []
         for segment in [*walker.logs.values(), *walker.bulks.values()]:
             if segment.closed and segment.uses == 0 and segment is not walker.current:
@@ -258,7 +259,7 @@ class Journal:
 
     # -- spilling ---------------------------------------------------------------------
     def spill_job(self) -> SpillJob | None:
-        """The oldest calls, when memory nears the limit and nothing is being spilled."""
+        """Return a job for the oldest calls, when memory nears the limit and no other job runs; else None."""
         if not (self.policy.recover and self.protected and self.policy.directory) or self.spill_error:
             return None
         if self.held_bytes <= self.policy.limit * SPILL_AT or self._spilling:
@@ -268,7 +269,7 @@ class Journal:
         for position, run in enumerate(self._runs):
             if isinstance(run, FiledRun):
                 continue
-            # The oldest go first; the newest one may still grow.
+            # The oldest runs are spilled first; the newest run may still grow.
             newest = position == len(self._runs) - 1
             if size >= SPILL_BYTES or newest and isinstance(run, InlineRun) and not run.segment.closed:
                 break
@@ -277,13 +278,13 @@ class Journal:
         if not runs:
             return None
         self._spilling = True
-        for run in runs:  # what is being written must stay mapped, even if it is cut meanwhile
+        for run in runs:  # a run that is being written must stay mapped, even if it is cut meanwhile
             for segment in run.segments:
                 segment.uses += 1
         return SpillJob(tuple(runs), self.policy.directory)
 
     def spilled(self, job: SpillJob, file: SpillFile | None, error: str = "") -> None:
-        """A job is done: its runs are read from ``file`` from now on. None: it failed."""
+        """Note the end of a job: its runs are read from ``file`` from now on. None: it failed with ``error``."""
         self._spilling = False
         for run in job.runs:
             for segment in run.segments:
@@ -304,14 +305,14 @@ class Journal:
         file.settle()
 
     def unprotect(self, why: str = "") -> None:
-        """Give recovery up: from now on what the worker applied is dropped. ``why``: empty for the policy
+        """Give recovery up: calls are dropped once the worker has applied them. ``why``: empty for the policy
         ``unprotected``.
         """
         self.protected = False
         self.given_up = self.given_up or why
 
     def close(self, keep_files: bool) -> None:
-        """Unmap everything; journal files stay only if asked."""
+        """Unmap everything, and delete the journal files unless ``keep_files``."""
         for run in self._runs:
             if isinstance(run, FiledRun) and not keep_files:
                 run.drop()
@@ -320,7 +321,7 @@ class Journal:
 
 
 def _offset_of(run: Run | FiledRun, seq: int) -> int:
-    """Where record ``seq`` starts in a run."""
+    """Return the offset of record ``seq`` in a run."""
     if run.first == seq:
         return 0
     data = b"".join(run.read(0, run.size)) if run.size <= 16 * _HEADER_BLOCK else None
@@ -336,7 +337,7 @@ def _offset_of(run: Run | FiledRun, seq: int) -> int:
 
 
 def prepare_directory(directory: Path) -> Path:
-    """A private directory for journal files."""
+    """Make ``directory`` for journal files, private (mode 0700), and return it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(directory, 0o700)
     return directory

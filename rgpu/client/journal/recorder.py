@@ -1,7 +1,7 @@
 """Recording a session: every call that its program publishes, and the digest of every answer it is given.
 
 Unlike the journal that is kept for recovery, a recording is never cut. It is
-written in the session's loop, so the program is slowed to the disk's pace. If
+written in the session's loop, so the program is slowed to the disk's speed. If
 the disk fails the recording ends there, with a log line; the session goes on.
 """
 
@@ -24,12 +24,12 @@ PIECE = 16 << 20  #: bytes taken from the journal at once
 
 
 class Recorder:
-    """Recorder of one session. :meth:`take` comes after each look at the journal, before anything of it may be
+    """Recorder of one session. :meth:`take` is called after each read of the journal, before any run may be
     dropped.
     """
 
     def __init__(self, directory: Path, session: str) -> None:
-        """Makes DIRECTORY/SESSION.rgpuj and .answers. Raises OSError (FileExistsError: recorded before)."""
+        """Create DIRECTORY/SESSION.rgpuj and .answers. Raises OSError (FileExistsError: recorded before)."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / f"{session.replace('/', '~')}{SUFFIX}"
         self._session = session
@@ -42,7 +42,7 @@ class Recorder:
         """Write what was published since the last time."""
         if self._writer is None:
             return
-        if self._cursor.number < journal.first_number:  # what it stood behind was dropped since
+        if self._cursor.number < journal.first_number:  # the run at the cursor was dropped
             self._cursor = Cursor(journal.first_number, 0)
         count = journal.last_seq - self._writer.next_seq + 1
         if count <= 0:
@@ -56,7 +56,7 @@ class Recorder:
             self._fail(str(error))
 
     def answered(self, seq: int, digest: bytes) -> None:
-        """The program is given this answer."""
+        """Record the digest of an answer that the program is given."""
         if self._writer is None:
             return
         try:
@@ -72,10 +72,10 @@ class Recorder:
             try:
                 writer.abandon()
             except OSError:
-                pass  # what could not be written is what was complained about
+                pass  # the failure is logged above
 
     def close(self) -> None:
-        """The session is over."""
+        """Close the files of the recording: the session is over."""
         try:
             self._answers.close()
             if self._writer is not None:

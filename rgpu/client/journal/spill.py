@@ -32,13 +32,13 @@ class SpillFile:
         self.runs = 0
 
     def settle(self) -> None:
-        """All its runs were made known: without any, nothing needs the file."""
+        """Delete the file if it holds no run. Called once all of its runs are known, and when one is dropped."""
         if self.runs == 0:
             self.path.unlink(missing_ok=True)
 
 
 class FiledRun:
-    """A run whose bytes stand in a file. Opened for each read: there may be thousands of files."""
+    """A run whose bytes are in a file, which is opened for each read: there may be thousands of files."""
 
     __slots__ = ("first", "last", "size", "_file", "_offset")
 
@@ -48,7 +48,7 @@ class FiledRun:
         file.runs += 1
 
     def read(self, offset: int, limit: int) -> list[Any]:
-        """Raises :class:`StoreError` when the file is gone or short."""
+        """Return ``limit`` bytes at most from ``offset`` on. Raises :class:`StoreError` for a missing or short file."""
         count = min(limit, self.size - offset)
         try:
             fd = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ class FiledRun:
         return [data]
 
     def drop(self) -> None:
-        """Let go of the run; the file goes with its last one."""
+        """Drop the run; the file is deleted with its last run."""
         self._file.runs -= 1
         self._file.settle()
 
@@ -71,8 +71,8 @@ class FiledRun:
 def write_segment(job: SpillJob, session: str) -> tuple[SpillFile | None, str]:
     """Write a job's runs to a journal file: (file, "") or (None, why not). For a helper thread.
 
-    The file has its name only once it is whole and on the disk, and so has its name: a
-    journal that a power cut leaves behind is short, never wrong.
+    The file is renamed to its final name once it is complete and on the disk, and the
+    directory is synced then: after a power failure a journal is short, never wrong.
     """
     path = job.directory / f"{job.runs[0].first:016d}-{job.runs[-1].last:016d}.rgpuj"
     aside = path.with_name(path.name + ".tmp")

@@ -1,1 +1,1 @@
-"""Builds libnccl.so.2 of ours: NCCL's functions as calls of the session."""
+"""`libnccl.so.2` of rgpu: NCCL's functions as calls of the session."""

@@ -28,7 +28,7 @@ const std::string &process_id() {
 
 bool of_this_library(const ncclUniqueId &id) { return !std::memcmp(id.internal, kMagic, sizeof kMagic); }
 
-// A colour and a key as one rank shows them to the others.
+// A colour and a key packed into the payload that a rank sends to the others.
 std::uint64_t packed(int color, int key) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(color)) << 32 | static_cast<std::uint32_t>(key);
 }
@@ -49,7 +49,7 @@ ncclResult_t create_on_worker(ncclComm *comm) {
   return from_cuda(r);
 }
 
-// The communicator object of the current device.
+// Creates the communicator object on the current device.
 ncclResult_t begin_object(ncclComm_t *out, int ranks, int rank, bool blocking, ncclComm *&comm) {
   if (!table()) return fail(ncclSystemError, "libcuda.so.1 is not the one that belongs to this libnccl.so.2");
   CUcontext context = nullptr;
@@ -73,14 +73,14 @@ ncclResult_t conclude(ncclComm *comm, ncclResult_t result) {
   return result;
 }
 
-// Blocking: now. Else by a thread, and the program asks ncclCommGetAsyncError.
+// Finishes a blocking communicator now, any other in a thread; the program then polls ncclCommGetAsyncError.
 ncclResult_t finish(ncclComm *comm, std::function<ncclResult_t()> rest) {
   if (comm->blocking) return conclude(comm, rest());
   std::thread([comm, rest = std::move(rest)] { conclude(comm, rest()); }).detach();
   return ncclInProgress;
 }
 
-// One that is in no new communicator shows that and does not wait for the others, as with NCCL.
+// A rank that is in no new communicator reports that and does not wait for the others, as with NCCL.
 ncclResult_t show(std::function<ncclResult_t()> rest) {
   std::thread([rest = std::move(rest)] { rest(); }).detach();
   return ncclSuccess;
@@ -107,7 +107,7 @@ ncclResult_t init(ncclComm_t *out, int ranks, const ncclUniqueId &id, int rank, 
   return make({[=] {
                  if (!come(comm->unique, rank, 0))
                    *joined = fail(ncclInvalidUsage, "rank %d of that unique id has come before", rank);
-                 return ncclSuccess;  // the other half says it
+                 return ncclSuccess;  // the other half reports the error
                },
                [=] {
                  return finish(comm, [=]() -> ncclResult_t {
@@ -128,7 +128,7 @@ ncclResult_t child_of(ncclComm *parent, ncclComm_t *out, bool blocking, ncclComm
   return r;
 }
 
-// The rank's place among those of its colour, ordered by key and then by rank. `came`: of the parent's ranks.
+// Computes the rank's place among the ranks of its colour, ordered by key and then by rank. `came`: the parent's ranks.
 void place_in_split(ncclComm *child, const ncclComm *parent, const std::vector<Came> &came) {
   const Came &mine = came[static_cast<std::size_t>(parent->rank)];
   std::vector<std::pair<int, int>> order;

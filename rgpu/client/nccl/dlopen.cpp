@@ -1,5 +1,5 @@
-// dlopen in front of the C library's: a program that opens NCCL by a path (as CuPy does, and who looks into
-// nvidia/nccl/lib) gets this library, which is preloaded, so that its names come first.
+// dlopen in front of the C library's: a program that opens NCCL by a path (as CuPy does, and programs that search
+// nvidia/nccl/lib) gets this library, which is preloaded, so that its symbols are found first.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ bool names_nccl(std::string_view file) {
   return file.starts_with(name) && (file.size() == name.size() || file[name.size()] == '.');
 }
 
-// Where this library lies; what is not there is not opened instead.
+// The path of this library; `file` unchanged where it is a path at which no file exists.
 const char *instead_of(const char *file) {
   Dl_info mine;
   if (std::strchr(file, '/') && access(file, F_OK)) return file;
@@ -35,8 +35,8 @@ const char *instead_of(const char *file) {
 }  // namespace
 }  // namespace rgpu::nccl
 
-// The call of the C library's is the last thing that is done, so it is a jump: the loader looks at the return address for
-// who asks, and searches that one's RUNPATH.
+// The C library's function is called last, so that the call is a jump: the loader takes the caller from the return
+// address, and searches that caller's RUNPATH.
 extern "C" NCCL_API void *dlopen(const char *file, int mode) {
   using namespace rgpu::nccl;
   if (file && names_nccl(file)) file = instead_of(file);

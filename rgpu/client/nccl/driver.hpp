@@ -1,4 +1,4 @@
-// The few driver functions that are called here.
+// The driver functions that this library calls.
 #pragma once
 
 #include "cuda_types.hpp"

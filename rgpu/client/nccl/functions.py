@@ -1,7 +1,8 @@
 """Every function of ``nccl.h`` by name: its prototype where it is implemented; the others are refused by name.
 
-The names are those that NCCL 2.32.3 exports (``symbols.txt``). Programs are told version :data:`VERSION`: what came
-later is refused with ncclInvalidUsage, as are the device API, windows and what is named in docs/users/limits.md.
+The names are those that NCCL 2.32.3 exports (``symbols.txt``). The library reports version :data:`VERSION`:
+later functions are refused with ncclInvalidUsage, as are the device API, windows and the functions named in
+docs/users/limits.md.
 """
 
 from __future__ import annotations

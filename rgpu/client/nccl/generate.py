@@ -1,7 +1,7 @@
-"""Makes what follows from the table of NCCL's functions.
+"""Generate the files that are derived from the table of NCCL's functions.
 
-    python -m rgpu.client.nccl.generate           writes it
-    python -m rgpu.client.nccl.generate --check   exit status 1 if something differs
+    python -m rgpu.client.nccl.generate           writes them
+    python -m rgpu.client.nccl.generate --check   exit status 1 if a file differs
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prototypes() -> str:
 
 
 def exports() -> str:
-    """exports.cpp: the plain names, weak as NCCL's own are, and what is refused under both names.
+    """exports.cpp: the plain names, weak as NCCL's own are, and the refused functions under both names.
 
     Refused functions are declared without parameters, since the caller removes arguments.
     """
@@ -48,11 +48,11 @@ def exports() -> str:
 
 
 def version_script() -> str:
-    """symbols.map: the names of NCCL, and dlopen, which it stands before (dlopen.cpp)."""
+    """symbols.map: the names of NCCL, and dlopen, which the library interposes (dlopen.cpp)."""
     return generated.version_script(["dlopen", *(twin for name in symbols() for twin in (name, f"p{name}"))])
 
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that returns its text
 OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_WHERE}/api.hpp": prototypes, f"{_WHERE}/exports.cpp": exports, f"{_WHERE}/symbols.map": version_script}
 

@@ -1,4 +1,4 @@
-// What is answered from what is known here: versions, errors, numbers; memory and registered buffers.
+// Queries that are answered in this process: versions, errors, numbers; memory and registered buffers.
 #include "driver.hpp"
 #include "state.hpp"
 

@@ -1,5 +1,5 @@
-// Ranks of one process meet in its memory. For the others the agent is asked, which asks the pool, again and again: a
-// rank that asks says thereby that it has come.
+// Ranks of one process meet in its memory. Other ranks are looked up through the agent, which sends the request on to
+// the pool, repeatedly: a rank's request also reports its arrival.
 #include "rendezvous.hpp"
 
 #include <sys/socket.h>
@@ -25,19 +25,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A thread of this process that is a moment late costs the pool no question.
+// Threads of this process that arrive within this time cost the pool no request.
 constexpr auto kHere = std::chrono::milliseconds(50);
 constexpr auto kFirstAgain = std::chrono::milliseconds(20), kLastAgain = std::chrono::milliseconds(1000);
 constexpr int kAgentSeconds = 15;  // for one answer of the agent
 constexpr std::size_t kMaxBody = 16u << 20;
-constexpr std::int32_t kNotReady = 802;  // CUDA_ERROR_SYSTEM_NOT_READY: to be asked again
+constexpr std::int32_t kNotReady = 802;  // CUDA_ERROR_SYSTEM_NOT_READY: the request is repeated
 
-// Which of a communicator's ranks have come in this process. Taken away by the last that leaves.
+// The ranks of a communicator that have arrived in this process. Removed by the last rank that leaves.
 struct Gathering {
   std::map<int, std::uint64_t> came;
   std::size_t left = 0;
 };
-std::mutex lock;  // guards what follows
+std::mutex lock;  // guards `gatherings`
 std::condition_variable changed;
 std::map<std::string, Gathering> gatherings;
 
@@ -117,7 +117,7 @@ bool ask_agent(const std::string &where, int ranks, int rank, std::uint64_t payl
   return done;
 }
 
-// What GATHERED says; false where it cannot be read.
+// Parses GATHERED; false where it cannot be read.
 bool read(const std::vector<std::uint8_t> &body, std::vector<Came> &came) {
   std::size_t at = 0;
   for (Came &one : came) {
@@ -133,7 +133,7 @@ bool read(const std::vector<std::uint8_t> &body, std::vector<Came> &came) {
   return at == body.size();
 }
 
-// Asks once. ncclInProgress: not all have come yet, or nobody could be asked; `why` says who, or that.
+// Sends one request. ncclInProgress: some ranks have not arrived, or the agent did not answer; `why` is the reason.
 ncclResult_t ask(const std::string &where, int ranks, int rank, std::uint64_t payload, std::vector<Came> &came,
                  std::string &why) {
   std::uint32_t type = 0;

@@ -1,4 +1,4 @@
-// How the ranks of a communicator find each other: those of this process at once, others through the pool.
+// How the ranks of a communicator find each other: ranks of this process at once, others through the pool.
 #pragma once
 
 #include <chrono>
@@ -10,20 +10,21 @@
 
 namespace rgpu::nccl {
 
-// What a rank showed the others, and in which session it is.
+// The payload that a rank sent to the others, and its session.
 struct Came {
   std::uint64_t payload = 0;
-  std::string session;  // empty: it is a rank of this process
+  std::string session;  // empty: a rank of this process
 };
 
-// Notes that a rank has come to what `where` names; false: it has come before.
+// Records that a rank has arrived at the rendezvous `where`; false: it had arrived before.
 bool come(const std::string &where, int rank, std::uint64_t payload);
 
-// Waits until all ranks have come, `only_here`: of this process. Fails with ncclSystemError, which names who is missing.
+// Waits until all ranks have arrived (`only_here`: of this process). Fails with ncclSystemError, which names the
+// missing ranks.
 ncclResult_t gather(const char *what, const std::string &where, int ranks, int rank, std::uint64_t payload,
                     bool only_here, std::vector<Came> &came);
 
-// The session of each rank as a call holds them; empty where all are in this process.
+// The session of each rank as a call contains it; empty where all are in this process.
 std::string members_of(const std::vector<Came> &came);
 
 }  // namespace rgpu::nccl

@@ -23,13 +23,13 @@ struct Scalar {  // of ncclRedOpCreatePreMulSum
 
 }  // namespace rgpu::nccl
 
-// What a ncclComm_t points to. Never freed: a program may ask a destroyed one, and gets an error.
+// Object behind an ncclComm_t. Never freed: a program may query a destroyed communicator, and gets an error.
 struct ncclComm {
   std::atomic<bool> alive{true};
   int ranks = 0, rank = 0, device = 0;
   CUcontext context = nullptr;
   std::string unique;
-  std::vector<rgpu::nccl::Came> members;  // in which session each rank is
+  std::vector<rgpu::nccl::Came> members;  // the session of each rank
   std::atomic<std::uint64_t> number{0};  // on the wire; 0: not made yet
   std::atomic<ncclResult_t> state{ncclInProgress};
   bool blocking = true;
@@ -45,7 +45,7 @@ ncclResult_t from_cuda(CUresult result);
 ncclResult_t fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *last_error();
 
-// The communicator if it can be used, else a result in `why`.
+// Whether the communicator can be used; if not, `why` is the result to return.
 bool usable(const ncclComm *comm, ncclResult_t &why);
 bool known(const ncclComm *comm);  // made by this library, destroyed or not
 ncclComm *remember(ncclComm *comm);

@@ -26,11 +26,11 @@ enum ncclResult_t {
   ncclNumResults
 };
 
-using ncclDataType_t = int;  // checked: a program may give any
+using ncclDataType_t = int;  // checked: a program may pass any value
 using ncclRedOp_t = int;
 using ncclScalarResidence_t = int;
 
-// It grows with versions: only `size` bytes are the program's.
+// The structure grows with versions: only `size` bytes belong to the program.
 struct ncclConfig_t {
   std::size_t size;
   unsigned magic, version;

@@ -1,1 +1,1 @@
-"""`libnvidia-ml.so.1`: what monitors see of a session's device. It asks the agent and makes no session."""
+"""`libnvidia-ml.so.1`: a session's devices, as the agent reports them to monitors. It makes no session."""

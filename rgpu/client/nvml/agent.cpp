@@ -1,5 +1,5 @@
-// OBSERVE and OBSERVED on the agent's Unix socket (docs/protocols/shim.md). One connection for each question: nothing is held between
-// them, so a fork or a restarted agent needs no care.
+// OBSERVE and OBSERVED on the agent's Unix socket (docs/protocols/shim.md). Each request has a connection of its own
+// and no state is kept between requests, so a fork or a restarted agent needs no handling.
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -17,10 +17,10 @@ namespace rgpu::nvml {
 namespace {
 
 constexpr std::uint32_t MAX_BODY = 1u << 20;
-constexpr std::int32_t NO_DEVICE = 100;  // CUresult: the pool has no place
-constexpr int PATIENCE = 10;             // seconds: the agent may have to ask the pool
+constexpr std::int32_t NO_DEVICE = 100;  // CUresult: the pool has no device to give
+constexpr int PATIENCE = 10;             // seconds: the agent may have to query the pool
 
-// Reads fields of a body; after the first that is not there, `ok` is false and all are zero.
+// Reads fields of a body; after the first missing field `ok` is false and all values are zero.
 struct Reader {
   const std::uint8_t *at, *end;
   bool ok = true;

@@ -1,4 +1,4 @@
-// nvmlDevice*: who the device is, what it can do, what memory it has.
+// nvmlDevice*: identity, capabilities and memory of a device.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace {
 // CUdevice_attribute
 constexpr int MULTIPROCESSORS = 16, COMPUTE_MODE = 20, BUS_WIDTH = 37, CC_MAJOR = 75, CC_MINOR = 76;
 
-// Looks a handle up for an answer to be written to `out`.
+// Looks up the handle for a function that writes its answer to `out`.
 template <class T>
 nvmlReturn_t find(nvmlDevice_t handle, const T *out, Seen &seen, unsigned &index) {
   if (const nvmlReturn_t result = recall(seen); result) return result;
@@ -22,7 +22,7 @@ nvmlReturn_t find(nvmlDevice_t handle, const T *out, Seen &seen, unsigned &index
   return device_of(handle, seen, index);
 }
 
-// The first device that `is(device)` holds for.
+// The first device for which `is(device)` is true.
 template <class Is>
 nvmlReturn_t find_where(nvmlDevice_t *out, Is is) {
   Seen seen;
@@ -230,7 +230,7 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
   *pci = {};
   pci->version = version;
   fill_pci(seen->devices[index], *pci);
-  pci->baseClass = 3;  // a display controller, of the kind that draws nothing
+  pci->baseClass = 3;  // PCI class 03h, subclass 02h: a 3D controller
   pci->subClass = 2;
   bus_id(seen->devices[index], BUS_ID, pci->busId);
   return NVML_SUCCESS;
@@ -300,9 +300,8 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t device, nvmlDevice_t other, int 
   return NVML_SUCCESS;
 }
 
-// How the node's devices are wired; whether a program may use that is for
-// cuDeviceCanAccessPeer to say. NCCL gives up at its start where this fails,
-// also on one device.
+// The wiring of the node's devices; whether a program may use it is answered by cuDeviceCanAccessPeer. NCCL fails at
+// its start where this function fails, also on one device.
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned which, unsigned *status) {
   Seen seen;
   unsigned index = 0;
@@ -312,7 +311,7 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, uns
   return NVML_SUCCESS;
 }
 
-// Fields are asked for many at a time, and each has its own answer.
+// A call requests many fields, and each has a result of its own.
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
   Seen seen;
   unsigned index = 0;

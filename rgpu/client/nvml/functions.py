@@ -1,10 +1,10 @@
-"""Every NVML function by name: its prototype where it is written by hand, its answer where it is not.
+"""Every NVML function by name: the prototype of a function written by hand, the return code of any other.
 
 The names are those of nvidia-ml-py 13.615 and of cuda-bindings 13.0's NVML
 module, with the older names that the versioned ones replaced (``symbols.txt``).
-What is not in :data:`PROTOTYPES` answers NOT_SUPPORTED, or NO_PERMISSION where
-the real library refuses it to anybody but root; before nvmlInit all answer
-UNINITIALIZED.
+A function that is not in :data:`PROTOTYPES` returns NOT_SUPPORTED, or NO_PERMISSION
+where the real library refuses it to all users but root; before nvmlInit all
+functions return UNINITIALIZED.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ PROTOTYPES: dict[str, str] = {
     "nvmlDeviceGetRunningProcessDetailList": f"{_DEVICE}, nvmlProcessDetailList_t *list",
 }
 
-#: What only root may do on a real node, by the start of its name.
+#: Functions that only root may call on a real node, by the start of their names.
 _FOR_ROOT = ("nvmlDeviceSet", "nvmlDeviceReset", "nvmlDeviceClear", "nvmlDeviceModify", "nvmlDeviceRemove",
              "nvmlDeviceFreeze", "nvmlUnitSet", "nvmlSystemSet")
-#: … but this, which binds the calling thread to CPUs near a GPU: here none is.
+#: Exceptions: they bind the calling thread to CPUs near a GPU, of which this host has none.
 _FOR_ANYBODY = frozenset({"nvmlDeviceSetCpuAffinity", "nvmlDeviceClearCpuAffinity"})
 
 
@@ -79,5 +79,5 @@ def symbols() -> list[str]:
 
 
 def refused(name: str) -> str:
-    """What a function answers that is not written by hand, after nvmlInit."""
+    """Return the code that a function not written by hand returns after nvmlInit."""
     return NO_PERMISSION if name.startswith(_FOR_ROOT) and name not in _FOR_ANYBODY else NOT_SUPPORTED

@@ -1,7 +1,7 @@
-"""Makes what follows from the table of NVML functions.
+"""Generate the files that are derived from the table of NVML functions.
 
-    python -m rgpu.client.nvml.generate           writes it
-    python -m rgpu.client.nvml.generate --check   exit status 1 if something differs
+    python -m rgpu.client.nvml.generate           writes them
+    python -m rgpu.client.nvml.generate --check   exit status 1 if a file differs
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def prototypes() -> str:
 
 
 def refusals() -> str:
-    """refused.cpp: all the others. Declared without parameters, since the caller removes arguments."""
+    """refused.cpp: all other functions, declared without parameters, since the caller removes arguments."""
     rows = "".join(f"REFUSED({name}, {refused(name)})\n" for name in symbols() if name not in PROTOTYPES)
     return (BANNER + '#include "api.hpp"\n#include "state.hpp"\n\n'
             "#define REFUSED(name, result) \\\n"
@@ -39,7 +39,7 @@ def version_script() -> str:
     return generated.version_script(symbols())
 
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that returns its text
 OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_WHERE}/api.hpp": prototypes, f"{_WHERE}/refused.cpp": refusals, f"{_WHERE}/symbols.map": version_script}
 

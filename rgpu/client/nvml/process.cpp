@@ -1,4 +1,4 @@
-// nvmlDeviceGet*RunningProcesses: the program, in each layout that the list ever had.
+// nvmlDeviceGet*RunningProcesses: the program, in each version of the list's layout.
 #include "api.hpp"
 #include "state.hpp"
 
@@ -18,7 +18,7 @@ nvmlReturn_t processes_of(nvmlDevice_t device, std::vector<Process> &found) {
   return NVML_SUCCESS;
 }
 
-// `count`: how many the list holds, then how many there are.
+// `count`: in, the capacity of the list; out, the number of processes.
 template <class T, class Fill>
 nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, T *list, Fill fill) {
   std::vector<Process> found;

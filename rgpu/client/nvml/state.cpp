@@ -9,7 +9,7 @@ namespace rgpu::nvml {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A monitor asks for a dozen names and numbers of each device in one go: they get one answer.
+// A monitor reads a dozen names and numbers of each device in a row: one answer of the agent serves them.
 constexpr auto FRESH = std::chrono::milliseconds(20);
 constexpr unsigned MAX_DEVICES = 64;
 
@@ -77,7 +77,7 @@ nvmlReturn_t recall(Seen &seen) {
     seen = s.seen;
     if (Clock::now() - s.when < FRESH) return NVML_SUCCESS;
   }
-  // The session may have come, or have another device than was foreseen.
+  // The session may have been opened meanwhile, or have another device than was expected.
   Seen newer;
   if (see(newer) == NVML_SUCCESS) seen = newer;
   return NVML_SUCCESS;

@@ -19,7 +19,7 @@ constexpr const char *ERRORS[] = {
     "vGPU ECC not supported", "Insufficient Resources", "Frequency not supported", "Argument version mismatch",
     "Deprecated", "System not ready", "GPU not found", "Invalid state", "Reset type not supported"};
 
-// Where no driver's release is known (the cpu device): the branch that this library is modelled on.
+// The branch that this library is modelled on, reported where no driver's release is known (the cpu device).
 constexpr const char *BRANCH = "580.00";
 
 nvmlReturn_t release(std::string &text) {
@@ -61,7 +61,7 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
   Seen seen;
   if (const nvmlReturn_t result = recall(seen); result) return result;
   if (!version) return NVML_ERROR_INVALID_ARGUMENT;
-  if (!seen->driver_version) return NVML_ERROR_NOT_FOUND;  // no device, so no driver to speak of
+  if (!seen->driver_version) return NVML_ERROR_NOT_FOUND;  // no device, so no driver version
   *version = static_cast<int>(seen->driver_version);
   return NVML_SUCCESS;
 }

@@ -1,5 +1,5 @@
-// What of NVML's interface is answered here: types, constants and layouts, as
-// nvidia-ml-py's ctypes definitions have them (tests/client/nvml/test_layouts.py).
+// The part of NVML's interface that is implemented here: types, constants and layouts, as in nvidia-ml-py's ctypes
+// definitions (tests/client/nvml/test_layouts.py).
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ inline constexpr unsigned NVML_P2P_STATUS_NOT_SUPPORTED = 5;
 inline constexpr unsigned NVML_PROCESS_MODE_COMPUTE = 0;
 inline constexpr unsigned NVML_PROCESS_MODE_MPS = 2;
 
-// A versioned structure says its size and its version in its first field.
+// A versioned structure holds its size and its version in its first field.
 template <class T>
 constexpr unsigned nvml_version(unsigned version) {
   return static_cast<unsigned>(sizeof(T)) | version << 24;

@@ -3,7 +3,7 @@
 Sessions are named NAME, NAME/2, NAME/3 … in the order in which the processes
 first use CUDA; the first one may be made before the program starts (:meth:`Agent.place`).
 A process that cannot get a session is refused, with the
-reason, and its CUDA calls return an error; the agent and the others go on.
+reason, and its CUDA calls return an error; the agent and the others continue.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rgpu.client.run import pool_desk as desks
+from rgpu.client.run import pool_requests
 from rgpu.client.run.given import given_line
 from rgpu.client.run.placing import PlacedSession, program_asking
-from rgpu.client.run.pool_desk import Desk, Grant
+from rgpu.client.run.pool_requests import Grant, PoolRequests
 from rgpu.client.run.read_ahead import ReadAhead
 from rgpu.client.run.run_memory import RunMemory
 from rgpu.client.run.waiting import create_session
@@ -47,7 +47,7 @@ from rgpu.session.errors import (
 )
 from rgpu.session.facts import SessionFacts
 
-# What only a program that uses CUDA needs is read in with its first process, or ahead of it (read_ahead.py).
+# Modules for programs that use CUDA only are imported with the first process, or ahead of it (read_ahead.py).
 if TYPE_CHECKING:
     from rgpu.client.journal.kept import Policy
     from rgpu.client.journal.recorder import Recorder
@@ -66,7 +66,7 @@ NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``rgpu run`` was asked for. ``memory``, ``journal_limit``: bytes; None: the pool's default."""
+    """Options of ``rgpu run``. ``memory``, ``journal_limit``: bytes; None: the pool's default."""
 
     name: str
     memory: int | None = None
@@ -78,7 +78,7 @@ class Options:
     record: Path | None = None  #: folder for recordings of the sessions
     checkpoint_every: float = 0.0  #: seconds after which the journal is worth a checkpoint; 0: any time
     max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
-    divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
+    divergence: str = "warn"  #: at a divergence: ``warn`` or ``stop``
     same_host: bool = True  #: bulk through shared memory where the worker is on this host
     quiet: bool = False  #: no line at the start that says what was given
     pid: int = field(default_factory=os.getpid)  #: of `rgpu run`, where this process is only its agent
@@ -87,34 +87,35 @@ class Options:
 class Agent:
     """Owns the sessions of one program and its children; see the module docstring."""
 
-    def __init__(self, options: Options, keys: KeyPair, endpoints: list[Endpoint], *, desk: Desk | None = None,
+    def __init__(self, options: Options, keys: KeyPair, endpoints: list[Endpoint], *,
+                 requests: PoolRequests | None = None,
                  complain: Callable[[str], None] = lambda line: None,
                  described: Callable[[], list[Endpoint]] | None = None,
                  learned: Callable[[list[Endpoint]], None] | None = None) -> None:
-        """``complain(line)``: tells the user why a process got no session. ``described``, ``learned``: as for
-        :class:`Desk`."""
+        """``complain(line)``: prints a line for the user. ``described``, ``learned``: as for
+        :class:`PoolRequests`."""
         self.options = options
-        self.desk = desk or Desk(keys, endpoints, described=described, learned=learned)
+        self.requests = requests or PoolRequests(keys, endpoints, described=described, learned=learned)
         self._client = keys.public
         self._complain = complain
         self._directory = Path(tempfile.mkdtemp(prefix="rgpu-"))  # mode 0700
         self._listener, self.socket_path = listen(self._directory)
         self.memory = RunMemory(self._directory)
-        self.observer = Observer(self.desk, lambda: {"memory": options.memory, "options": options.extra,
+        self.observer = Observer(self.requests, lambda: {"memory": options.memory, "options": options.extra,
                                                        "versions": versions.ours()})
         self._lock = threading.Lock()
         self._counter = 0
         self._placed: PlacedSession | None = None
         self._gang: GangRun | None = None
-        self.missing = ""  #: the run is ended because ranks of its gang did not come: which
-        self.end_program: Callable[[], None] = lambda: None  #: by the launcher, while the program runs
+        self.missing = ""  #: which ranks of its gang did not come, if the run is ended for that
+        self.end_program: Callable[[], None] = lambda: None  #: set by the launcher, while the program runs
         self._shippers: dict[str, Shipper] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
         self._interrupts = 0
         self._child: int | None = None
         self._exit_code: int | None = None
-        self.why = ""  #: the run is ended, if not by its program itself
+        self.why = ""  #: why the run is ended, if not by its program itself
         self._exited = threading.Event()
         self._reading = ReadAhead()
         self._accepting = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
@@ -123,22 +124,22 @@ class Agent:
         """Begin to accept programs."""
         self._accepting.start()
 
-    # -- what the launcher tells --------------------------------------------------------
+    # -- calls of the launcher -----------------------------------------------------------
     def place(self, command: str, given_up: Callable[[], str] = lambda: "") -> None:
         """Make the session of the first process that will use CUDA, before any process of the program runs.
 
-        ``command``: the program's path. ``given_up()``: why nobody wants it any more; empty while somebody does.
-        Raises what the pool refuses it with, :class:`Corrupt`, :class:`VersionMismatch`.
+        ``command``: the program's path. ``given_up()``: why it is not needed any more; empty while it is.
+        Raises the pool's refusal, :class:`Corrupt`, :class:`VersionMismatch`.
         """
         _, name = self._next_name()
         args = self._order(name, program_asking(command, socket.gethostname(), self.options.pid))
         self._reading.start()
-        reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
+        reply = create_session(self.requests, args, tell=self._complain, given_up=given_up)
         self._reading.placed()
         if "members" in reply:
             from rgpu.client.run.gang import GangRun
 
-            self._gang = GangRun(self.desk, args, reply, lambda one: self._read(one)[0], self._directory)
+            self._gang = GangRun(self.requests, args, reply, lambda one: self._read(one)[0], self._directory)
             if not self.options.quiet:
                 self._complain(self._gang.line())
             release = str(reply["members"][0].get("driver_release") or "")
@@ -146,7 +147,7 @@ class Agent:
             self.observer.listed(self._gang.facts, release)
             return
         facts, *_ = self._read(reply)
-        self._placed = PlacedSession(self.desk, args, reply)
+        self._placed = PlacedSession(self.requests, args, reply)
         if "gang" in args["options"]:
             raise VersionMismatch("the pool's coordinator is of a version that knows no gangs, and made one session: "
                                   "update it, or run without --ranks, --spread and --gang")
@@ -160,7 +161,7 @@ class Agent:
         self._reading.placed()
 
     def child_exited(self, code: int) -> None:
-        """The program's exit code, for its session's record."""
+        """Note the program's exit code, for its session's record."""
         self._exit_code = code
         self._exited.set()
 
@@ -170,11 +171,11 @@ class Agent:
         self._complain(f"rgpu: {self.options.name}: {why}")
 
     def interrupted(self) -> None:
-        """The user pressed Ctrl-C: requests that wait for a place in the pool are withdrawn."""
+        """Withdraw requests that wait for a place in the pool: the user pressed Ctrl-C."""
         self._interrupts += 1
 
     def close(self, timeout: float = 10.0) -> None:
-        """End all sessions, tell the pool, and take the socket away."""
+        """End all sessions, tell the pool, and delete the socket. ``timeout``: seconds for the threads to end."""
         self._reading.stop()
         with self._lock:
             self._closing = True
@@ -194,7 +195,7 @@ class Agent:
         for thread in [self._accepting, *threads]:
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self.desk.close()
+        self.requests.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def statistics(self) -> dict[str, dict[str, Any]]:
@@ -245,7 +246,7 @@ class Agent:
         except RgpuError as error:
             self._refuse(peer, error)
             return
-        except Exception as error:  # noqa: BLE001 - one process' trouble is not the others'
+        except Exception as error:  # noqa: BLE001 - one process's error does not affect the others
             log.exception("a process could not be served")
             self._refuse(peer, RgpuError(f"the agent failed: {error}"))
             return
@@ -262,7 +263,7 @@ class Agent:
             self._complain(f"rgpu: session {shipper.identity.session}: {shipper.over}")
 
     def _observe(self, peer: LocalPeer) -> None:
-        """Answer a monitor. No place in the pool is an answer too, and no reason to disturb the user."""
+        """Answer a monitor. No place in the pool is an answer too; the user is not told."""
         try:
             peer.observed(self.observer.answer(peer.pid).encode())
         except RgpuError as error:
@@ -271,7 +272,7 @@ class Agent:
             peer.close()
 
     def _list(self, peer: LocalPeer) -> None:
-        """The devices of a gang's run, for a process of it. Raises :class:`Refused` where the run has none."""
+        """Send a process the devices of its gang's run. Raises :class:`Refused` where the run has none."""
         if self._gang is None:
             raise Refused("this run is not a gang's: it has no list of devices")
         peer.send_list(self._gang.facts.encode())
@@ -280,15 +281,15 @@ class Agent:
         peer.close()
 
     def _gather(self, peer: LocalPeer, asked: Gather) -> None:
-        """Tell the pool that a rank of that process has come, and the process which others have.
+        """Report to the pool that a rank of that process has come, and to the process which others have.
 
-        What it is refused with is the process's to say: the agent and its sessions go on.
+        A refusal is passed on to the process only: the agent and its sessions continue.
         """
         import blake3
 
         try:
             session = self.observer.session_of(peer.pid)
-            reply = self.desk.call("session.gather", {
+            reply = self.requests.call("session.gather", {
                 "session": session, "name": blake3.blake3(asked.name).hexdigest(length=16), "ranks": asked.ranks,
                 "rank": asked.rank, "payload": asked.payload}, GATHER_TIMEOUT)
             came = {int(rank): (int(payload), str(name)) for rank, name, payload in reply["came"]}
@@ -319,13 +320,13 @@ class Agent:
         facts, owner, grant = self._read(reply)
         name = str(reply["session"])
         policy = self._policy(name, reply)
-        # The journal is kept here, so its limits are this agent's, whatever the node says.
+        # The journal is kept here, so this agent's limits apply, not those in the node's reply.
         facts = replace(facts, number=number, journal_limit=policy.limit, recover=policy.recover)
         page = AgentPage(CAPACITY if hello.ring else 0)
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client, asked)
         shared = self.options.same_host
-        shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.desk, owner, grant,
+        shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.requests, owner, grant,
                           lambda: (self._code_of(peer.pid), self.why), ring,
                           lambda usage: self.observer.counts(name, usage), self._recorder(name), hello.text,
                           hello.area and shared, shared)
@@ -344,9 +345,9 @@ class Agent:
 
     def _ask_session(self, peer: LocalPeer, hello: Hello,
                      device: int | None) -> tuple[int, dict[str, Any], int]:
-        """(number in the run, the pool's reply, the pid that it was asked for with), made now or waiting already.
+        """Return (number in the run, the pool's reply, the pid in the request) of a session made now or before.
 
-        ``device``: in a gang, of the run's list.
+        ``device``: in a gang, the one chosen from the run's list.
         """
         if self._gang is not None:
             if device is None:
@@ -356,7 +357,7 @@ class Agent:
             return 1, placed.take(), placed.asked_pid
         number, name = self._next_name()
         program = {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()}
-        reply = create_session(self.desk, self._order(name, program), tell=self._complain,
+        reply = create_session(self.requests, self._order(name, program), tell=self._complain,
                                given_up=self._wanted_by(peer))
         if number == 1:
             self._announce(reply)
@@ -372,42 +373,42 @@ class Agent:
         order = self._order(gang.further_name(member), program)
         order["options"] = {key: value for key, value in order["options"].items() if key != "gang"}
         order["options"]["member"] = {"gang": gang.name, "rank": member.first}
-        reply = create_session(self.desk, order, tell=self._complain, given_up=self._wanted_by(peer))
+        reply = create_session(self.requests, order, tell=self._complain, given_up=self._wanted_by(peer))
         return number, reply, peer.pid
 
     def _ranks_missing(self, why: str) -> None:
-        """Ranks of the gang did not come: those that did would wait for them for ever."""
+        """End the run, as ranks of the gang did not come: the others would wait for them for ever."""
         self.missing = why
         self.ends_by(why)
         self.end_program()
 
     def _announce(self, reply: dict[str, Any]) -> None:
-        """Say what the run was given, once."""
+        """Show the user what the run was given, once."""
         if not self.options.quiet and (line := given_line(str(reply.get("session")), reply.get("given"))):
             self._complain(line)
 
     def _take_placed(self) -> PlacedSession | None:
-        """The session that was made before the program, for whoever comes first."""
+        """Return the session that was made before the program, at the first call; then None."""
         with self._lock:
             placed, self._placed = self._placed, None
         return placed
 
     def _order(self, name: str, program: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of session.create."""
+        """Return the arguments of session.create."""
         return {"name": name, "memory": self.options.memory, "recover": self.options.recover,
                 "parent": self.options.name if name != self.options.name else None, "program": program,
                 "options": self.options.extra, "versions": versions.ours(), "proves_key": True}
 
     def _read(self, reply: dict[str, Any]) -> tuple[SessionFacts, Owner, Grant]:
-        """Raises :class:`Corrupt`, and :class:`VersionMismatch` for a node that knows nothing of ours."""
+        """Read a reply to session.create. Raises :class:`Corrupt`, and :class:`VersionMismatch` for other versions."""
         try:
             self._check_versions(str(reply["session"]), reply)
-            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), self.desk.grant(reply)
+            return SessionFacts.from_dict(reply["facts"]), pool_requests.owner(reply), self.requests.grant(reply)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
 
     def _wanted_by(self, peer: LocalPeer) -> Callable[[], str]:
-        """Why a process that waits for a session wants none any more; empty while it does."""
+        """Return a function: why a process that waits for a session needs none any more; empty while it does."""
         before = self._interrupts
         poller = select.poll()
         poller.register(peer.fileno(), select.POLLRDHUP)
@@ -420,7 +421,7 @@ class Agent:
         return given_up
 
     def _recorder(self, session: str) -> Recorder | None:
-        """Raises :class:`StoreError` when the recording cannot begin: a user who asked for one wants it whole."""
+        """Return a recorder, if requested. Raises :class:`StoreError` when it cannot begin."""
         if self.options.record is None:
             return None
         from rgpu.client.journal.recorder import Recorder
@@ -428,15 +429,15 @@ class Agent:
         try:
             return Recorder(self.options.record, session)
         except OSError as error:
-            self.desk.quietly("session.end", {"session": session, "reason": str(error), "exit_code": None}, 5.0)
+            self.requests.quietly("session.end", {"session": session, "reason": str(error), "exit_code": None}, 5.0)
             raise StoreError(f"the session cannot be recorded: {error}") from error
 
     def _check_versions(self, session: str, reply: dict[str, Any]) -> None:
-        """A node that knows nothing of versions made the session: it is given back. Raises :class:`VersionMismatch`."""
+        """Give a session back whose node's versions do not fit, or are not named. Raises :class:`VersionMismatch`."""
         try:
             versions.check(reply.get("versions"), "the pool")
         except VersionMismatch as error:
-            self.desk.quietly("session.end", {"session": session, "reason": error.message, "exit_code": None}, 5.0)
+            self.requests.quietly("session.end", {"session": session, "reason": error.message, "exit_code": None}, 5.0)
             raise
 
     def _next_name(self) -> tuple[int, str]:
@@ -457,7 +458,7 @@ class Agent:
                       options.max_replay, options.divergence)
 
     def _code_of(self, pid: int) -> int | None:
-        """The exit code of the process the launcher started; others' are not known."""
+        """Return the exit code of the process that the launcher started; None for others, which are not known."""
         if pid != self._child:
             return None
         self._exited.wait(EXIT_CODE_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The files in which the client's driver library keeps what NVRTC compiled, as `rgpu doctor` looks them over.
+"""The files in which the client's driver library keeps what NVRTC compiled, as `rgpu doctor` checks them.
 
 The library writes and reads them itself (``shim/handshake/compile_cache.cpp``); the table of offsets is in
 docs/developers/shim.md.
@@ -20,7 +20,7 @@ _COVERED = 16
 
 @dataclass(slots=True)
 class Survey:
-    """``files``: whole ones. ``size``: bytes of all. ``damaged``: by path, why it counts as none."""
+    """Result of a check. ``files``: number of valid files. ``size``: bytes of all. ``damaged``: by path, the damage."""
 
     files: int = 0
     size: int = 0
@@ -28,7 +28,7 @@ class Survey:
 
 
 def folder(environment: Mapping[str, str]) -> Path | None:
-    """Return where the files lie for a program of that environment; None where the cache is off."""
+    """Return the folder of the files for a program of that environment; None where the cache is off."""
     if environment.get("CUDA_CACHE_DISABLE", "0") not in ("", "0"):
         return None
     if path := environment.get("CUDA_CACHE_PATH"):
@@ -38,7 +38,7 @@ def folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def survey(where: Path) -> Survey:
-    """Read every file there and check it whole. Raises OSError where the folder cannot be read."""
+    """Read and check every file in the folder ``where``. Raises OSError where the folder cannot be read."""
     found = Survey()
     for path in sorted(where.iterdir()):
         if path.is_symlink() or not path.is_file():
@@ -46,7 +46,7 @@ def survey(where: Path) -> Survey:
         try:
             size = path.stat().st_size
             problem = f"{size} bytes, more than {MOST_FILE}" if size > MOST_FILE else damage(path.read_bytes())
-        except FileNotFoundError:  # the oldest go while others are written
+        except FileNotFoundError:  # the oldest are deleted while others are written
             continue
         found.size += size
         if problem:

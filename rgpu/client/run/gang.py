@@ -1,9 +1,9 @@
 """The ranks of a gang that a run was given: one list of devices for all of its processes, and the sessions behind it.
 
-All of the run's members are made before the program starts. A process sees the whole list; the device that it makes its
-first context on says which member it uses: the session that waits there, or, where another process has taken that, a
-further one which shares its devices (NAME.RANK/2 and so on). When the first process has come, the others have the
-gang's deadline to follow; not with ``--spread``, where there are no ranks.
+All of the run's members are made before the program starts. A process sees the whole list; the device of its first
+context determines the member that it uses: the session that waits there, or, where another process has taken that, a
+further one which shares its devices (NAME.RANK/2 and so on). When the first process has come, the others have to follow
+within the gang's deadline; not with ``--spread``, where there are no ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.client.run.placing import ASK_TIMEOUT, PlacedSession
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.pool_requests import PoolRequests
 from rgpu.client.run.run_memory import RunMemory
 from rgpu.link.loggers import get_logger
 from rgpu.session.errors import Corrupt, RgpuError
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 @dataclass
 class GangMember:
-    """``number``: among the run's. ``ranks``: the first that it has, and how many."""
+    """One member. ``number``: among the run's. ``first``, ``ranks``: its first rank, and how many it has."""
 
     number: int
     session: str
@@ -41,24 +41,24 @@ class GangMember:
 
     @property
     def label(self) -> str:
-        """Text for people: which ranks, and where."""
+        """Text for users: which ranks, and where."""
         what = f"rank {self.first}" if self.ranks == 1 else f"ranks {self.first} to {self.first + self.ranks - 1}"
         return f"{what} ({self.session} on {self.host})"
 
 
 class GangRun:
-    """``reply``: the pool's to the request of all of them; ``read``: of one member's reply its facts.
+    """The members of one run. ``reply``: the pool's, to the request of all; ``read``: returns a member's facts.
 
     Raises :class:`Corrupt` for a reply that cannot be read.
     """
 
-    def __init__(self, desk: Desk, args: dict[str, Any], reply: dict[str, Any],
+    def __init__(self, requests: PoolRequests, args: dict[str, Any], reply: dict[str, Any],
                  read: Callable[[dict[str, Any]], SessionFacts], folder: Path) -> None:
         self.name = str(reply.get("gang"))
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._over = False  #: the program has ended
-        self._desk = desk
+        self._requests = requests
         self.members: list[GangMember] = []
         given = reply.get("members")
         if not isinstance(given, list) or not given:
@@ -67,19 +67,19 @@ class GangRun:
             facts = read(one)
             self.members.append(GangMember(
                 number, str(one["session"]), int(one.get("rank") or 0), 1, facts, str(one.get("owner") or ""),
-                PlacedSession(desk, args, one), RunMemory(folder, f"memory.{number}")))
+                PlacedSession(requests, args, one), RunMemory(folder, f"memory.{number}")))
         asked = args["options"]["gang"]
         self.spread = bool(asked.get("spread"))
         self._others = int(asked.get("of") or 0) > int(asked.get("ranks") or 0)  #: ranks of other runs
         if self.spread:
             for member in self.members:
                 member.ranks = len(member.facts.devices)
-        #: s; none for a list of devices, of which a program uses what it likes
+        #: s; 0 for a list of devices, of which a program may use any
         self.deadline = 0.0 if self.spread else float(asked.get("deadline") or 0.0)
         self.facts = list_of(self.name, [member.facts for member in self.members])
 
     def line(self) -> str:
-        """Where it is, for the user."""
+        """Return a line for the user: where the gang is."""
         hosts: dict[str, int] = {}
         for member in self.members:
             hosts[member.host] = hosts.get(member.host, 0) + member.ranks
@@ -89,19 +89,19 @@ class GangRun:
         return f"rgpu: gang {self.name}: {ranks} {what}{'s' if ranks > 1 else ''} on {where}"
 
     def member_of(self, device: int) -> GangMember:
-        """The member that has a device of the list. Raises :class:`Corrupt` for a device that is not in it."""
+        """Return the member that has a device of the list. Raises :class:`Corrupt` for a device that is not in it."""
         if not 0 <= device < len(self.facts.devices):
             raise Corrupt(f"a process chose device {device} of a list of {len(self.facts.devices)}", reason="protocol")
         return self.members[self.facts.devices[device].attributes[MEMBER]]
 
     def first_of(self, device: int) -> int:
-        """The first device of the list that the member of a device has."""
+        """Return the first device of the list that the member of a device has."""
         return device - self.facts.devices[device].attributes[MEMBER_DEVICE]
 
     def take(self, member: GangMember, missing: Callable[[str], None]) -> PlacedSession | None:
-        """The member's session for the first process that uses it, None for further ones.
+        """Return the member's session for the first process that uses it, None for further ones.
 
-        ``missing``: told why the run ends, where other ranks do not come within the deadline.
+        ``missing``: called with the reason to end the run, if other ranks do not come within the deadline.
         """
         with self._lock:
             if member.came:
@@ -116,7 +116,7 @@ class GangRun:
             return member.placed
 
     def further_name(self, member: GangMember) -> str:
-        """The name of a further session of a member's."""
+        """Return the name of a further session of a member's."""
         with self._lock:
             member.further += 1
             return f"{member.session}/{member.further}"
@@ -131,9 +131,9 @@ class GangRun:
             missing(late(absent, said, self.deadline))
 
     def _elsewhere(self) -> tuple[int, list[str]]:
-        """How many ranks there are in all, and those of other runs whose workers say that no process came."""
+        """Return (number of ranks in all, those of other runs whose workers report that no process came)."""
         try:
-            row = self._desk.call("gang.describe", {"session": self.name}, ASK_TIMEOUT)
+            row = self._requests.call("gang.describe", {"session": self.name}, ASK_TIMEOUT)
         except RgpuError as error:
             log.warning("whether the gang's other ranks came is not known", gang=self.name, reason=error.message)
             return 0, []
@@ -153,21 +153,21 @@ class GangRun:
             member.placed.give_up(exit_code, why)
 
     def ended(self, number: int) -> None:
-        """The session of that number ended: its memory is its member's others' again."""
+        """Note that session ``number`` ended: its memory is available to its member's other sessions again."""
         for member in self.members:
             member.memory.ended(number)
 
 
 def late(absent: Sequence[str], members: int, deadline: float) -> str:
-    """The sentence for ranks that no process came for."""
+    """Return the message about ranks that no process came for."""
     return (f"{len(absent)} of {members} ranks did not come within {deadline:.0f} s of the first: no process has used "
             f"{', '.join(absent)}; the run is ended")
 
 
 def list_of(name: str, members: Sequence[SessionFacts]) -> SessionFacts:
-    """The facts of one list of all devices of the members, in their order.
+    """Return the facts of one list of all devices of the members, in their order.
 
-    Each says which member has it; PCI addresses are apart by their domain, and no UUID stands twice. The driver is the
+    Each device names its member; PCI addresses differ by their domain, and no UUID occurs twice. The driver is the
     oldest of them. Raises :class:`Corrupt` for more devices than a list can have.
     """
     devices: list[DeviceInfo] = []

@@ -1,4 +1,4 @@
-"""What a run was given and where: one line for its user."""
+"""One line for the user: the GPUs that a run was given, and where."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rgpu.session.errors import Corrupt
 
 GIB, MIB = 1 << 30, 1 << 20
 WHOLE = 100  #: per cent of one device
-NEARLY = 0.99  #: of a device's memory is all of it: sizes are in whole MiB
+NEARLY = 0.99  #: share of a device's memory that counts as all of it: sizes are in whole MiB
 
 
 def given_line(session: str, given: Any) -> str:
     """``rgpu: NAME: 1 GPU (NVIDIA H200, 139 GiB) on node-a``. ``given``: of the pool's reply to session.create.
 
-    Empty where an earlier version of the pool says nothing of it. Raises :class:`Corrupt`.
+    Empty where an earlier version of the pool does not report it. Raises :class:`Corrupt`.
     """
     if given is None:
         return ""

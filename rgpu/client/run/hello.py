@@ -1,4 +1,4 @@
-"""How a process begins with the agent: what it may say first."""
+"""The first message of a process to the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELLO_TIMEOUT = 5.0
 
 
 def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather | ListDevices, list[NewSegment], int | None]:
-    """The first message, segments that came right behind a HELLO, and the device that was chosen before it.
+    """Return the first message, segments that came right behind a HELLO, and the device that was chosen before it.
 
     Raises :class:`TimedOut`, :class:`Corrupt`.
     """

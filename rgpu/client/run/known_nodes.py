@@ -1,16 +1,16 @@
-"""The control addresses that an agent knows: kept while nodes come and go, found again when all of them are gone.
+"""The control addresses that an agent keeps: updated as nodes join and leave, found again when all of them are lost.
 
 =========================  ====================================================
-who names addresses        what is done with them
+source of addresses        use
 =========================  ====================================================
 a reply of the pool        they are the known ones; fewer than three are filled
                            up with those known before (OWNERSHIP 7)
 the worker, by a notice    its node's address, for a key that is known already
-the pool's description     read when nobody known answers: what stands there
-                           besides is asked too, and known once it has answered
+the pool's description     read when no known node answers: its other addresses
+                           are asked too, and known once one of them answered
 =========================  ====================================================
 
-An address is asked only together with the key that its node must prove, so a wrong one costs time and nothing else.
+An address is used only together with the key that its node must prove, so a wrong one costs only time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rgpu.session.errors import RgpuError
 log = get_logger(__name__)
 
 LEAST = 3
-REFRESH_SECONDS = 60.0  #: without a reply that names the nodes, after which one is asked for
-PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  #: s before what the description named in vain is asked again
+REFRESH_SECONDS = 60.0  #: without a reply that names the nodes, after which one is requested
+PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  #: s before addresses of the description that did not answer are asked again
 Described = Callable[[], list[Endpoint]]
 
 
@@ -38,19 +38,19 @@ def _nothing() -> list[Endpoint]:
 
 
 class KnownNodes:
-    """See the module docstring; every method from any thread. ``now``: monotonic seconds."""
+    """Known nodes of one agent; its methods may be called on any thread. ``now``: monotonic seconds."""
 
     def __init__(self, endpoints: Iterable[Endpoint], described: Described = _nothing, now: float = 0.0,
                  learned: Callable[[list[Endpoint]], None] | None = None) -> None:
         """``described()``: the endpoints of the pool's description as it is now; may raise RgpuError or OSError.
 
-        ``learned(endpoints)``: called with those that a reply named, when they are others than the last one's.
+        ``learned(endpoints)``: called with those that a reply named, when they differ from the last reply's.
         """
         self._described, self._learned = described, learned
         self._last: list[Endpoint] = []
         self._lock = threading.Lock()
         self._endpoints = list(endpoints)
-        self._vain: list[Endpoint] = []  #: of the description, which did not answer either
+        self._vain: list[Endpoint] = []  #: endpoints of the description, which did not answer either
         self._tries = 0
         self._again = 0.0
         self._refresh_at = now + _spread(REFRESH_SECONDS)
@@ -62,7 +62,7 @@ class KnownNodes:
             return list(self._endpoints)
 
     def named(self, raw: Any, now: float) -> None:
-        """Take the endpoints that a reply named; what is not one is left out. A reply without any changes nothing."""
+        """Take the endpoints that a reply named; invalid ones are left out. A reply without any changes nothing."""
         fresh = named(raw)
         if fresh:
             with self._lock:
@@ -85,7 +85,7 @@ class KnownNodes:
         return True
 
     def described(self, now: float) -> list[Endpoint]:
-        """What the pool's description names besides those known; nothing while that was asked in vain just now."""
+        """Return the unknown endpoints in the pool's description; none for a while after they did not answer."""
         try:
             found = self._described()
         except (RgpuError, OSError) as error:
@@ -100,14 +100,14 @@ class KnownNodes:
             return others
 
     def answered(self, others: list[Endpoint]) -> None:
-        """One of the description's others answered: they are known from now on, unless its reply named the nodes."""
+        """Keep the description's others, one of which answered, as known, unless its reply named the nodes."""
         with self._lock:
             self._vain, self._tries = [], 0
             if not any(endpoint in self._endpoints for endpoint in others):
                 self._take(others, len(others) + LEAST)
 
     def in_vain(self, others: list[Endpoint], now: float) -> None:
-        """None of the description's others answered."""
+        """Note that none of the description's others answered."""
         with self._lock:
             self._vain, self._tries = list(others), self._tries + 1
             self._again = now + PAUSES[min(self._tries, len(PAUSES) - 1)]
@@ -121,7 +121,7 @@ class KnownNodes:
             return due
 
     def _take(self, fresh: list[Endpoint], count: int) -> None:
-        """``fresh`` ones, and of the nodes that they leave out as many as make ``count``."""
+        """Keep the ``fresh`` endpoints, and of other nodes as many as make ``count`` in all."""
         keys = {endpoint.public for endpoint in fresh}
         older = [endpoint for endpoint in self._endpoints if endpoint.public not in keys]
         self._endpoints = list(dict.fromkeys(fresh + older[:max(0, count - len(fresh))]))
@@ -132,5 +132,5 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def _spread(seconds: float) -> float:
-    """Agents that began together do not ask together."""
+    """Vary the time by a quarter: agents that began together do not send requests together."""
     return seconds * random.uniform(0.75, 1.25)

@@ -47,28 +47,28 @@ COLLECTIVES = "libnccl.so.2"
 LIST = "RGPU_LIST"  #: set for programs of a gang: their devices are the run's list
 CUPTI = ("libcupti.so.12", "libcupti.so.13")  #: by the CUDA version that a program was built with
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells use them
 
 
 class Front(Protocol):
-    """`rgpu run` as its agent sees it, where that is another process (``rgpu.cli.resident``): it starts the program,
-    whose parent it is."""
+    """`rgpu run` in front of an agent that is another process (``rgpu.cli.resident``): it starts the program, as its
+    parent."""
 
     pid: int
 
     def place(self, agent: Agent, program: str) -> int:
-        """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
+        """Make the session; return 0, or minus a signal that came before. Raises the pool's refusal."""
 
     def run(self, command: Sequence[str], environ: dict[str, str], agent: Agent,
             started: Callable[[int], None]) -> int:
-        """Have the program run; returns its exit code, or minus the signal."""
+        """Have the program run; return its exit code, or minus the signal."""
 
     def die_by(self, number: int) -> None:
         """Have `rgpu run` end by the signal that ended the program."""
 
 
 def shim_directory() -> Path:
-    """Where our driver library is. Raises :class:`NotFound`. ``RGPU_SHIM_DIR`` overrides it."""
+    """Return the folder of rgpu's driver library. Raises :class:`NotFound`. ``RGPU_SHIM_DIR`` overrides it."""
     directory = Path(os.environ.get("RGPU_SHIM_DIR") or Path(__file__).parents[1] / "lib").resolve()
     if not (directory / DRIVER).exists():
         raise NotFound(f"{directory / DRIVER} does not exist: install rgpu ('pip install .'), which builds it",
@@ -78,10 +78,10 @@ def shim_directory() -> Path:
 
 def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None,
                 several: bool = False, ranks: bool = False) -> dict[str, str]:
-    """The program's environment; what the user set is kept, behind ours.
+    """Return the program's environment; the user's settings are kept, behind those of rgpu.
 
-    ``driver_version``: as cuDriverGetVersion; what the shim answers before it has a session.
-    ``several``: the session asks for more than one GPU. ``ranks``: its processes are a gang's ranks, whose NCCL cannot
+    ``driver_version``: as cuDriverGetVersion; the shim answers it before it has a session.
+    ``several``: the session has more than one GPU. ``ranks``: its processes are a gang's ranks, whose NCCL cannot
     be the program's own, which would share memory between them.
     """
     result = dict(base)
@@ -89,9 +89,9 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     library = loadable(library, agent.parent)
     driver = str(library / DRIVER)
     result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
-    nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would say so at each start
-    # Ours of CUPTI are loaded first: PyTorch's wheels name where NVIDIA's is (DT_RPATH), which goes before every path
-    # here, but not before a library of that name which is loaded already.
+    nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would complain at each start
+    # rgpu's CUPTI is loaded first: PyTorch's wheels name the folder of NVIDIA's (DT_RPATH), which takes precedence over
+    # every path here, but not over a library of that name which is loaded already.
     first = [driver, *(str(library / name) for name in CUPTI if (library / name).exists())]
     if base.get("RGPU_NCCL", "calls" if ranks else "own") == "calls" and nccl.exists():
         first.append(str(nccl))
@@ -102,18 +102,19 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     result["NUMBA_CUDA_DRIVER"] = driver  # the file
     result["TRITON_LIBCUDA_PATH"] = str(library)  # the directory, which Triton gives its compiler with -L
     # This machine has no PCI tree to look GPUs up in, so NCCL takes them to be far apart and would fall back to host
-    # memory that GPU and CPU poll together, which cannot work here. So it tries peers first: they work, or say why not.
+    # memory that GPU and CPU poll together, which cannot work here. With this it tries peer access first, which works
+    # or fails with a reason.
     result.setdefault("NCCL_P2P_LEVEL", "SYS")
     if several:  # between devices of one process it would map one handle at two addresses; without, it uses pointers
         result.setdefault("NCCL_CUMEM_ENABLE", "0")
-    # What compilers started by the program read for -lcuda: inductor's C++ wrapper, cpp extensions.
+    # The path in which compilers started by the program look for -lcuda: inductor's C++ wrapper, cpp extensions.
     link = library / "link"  # installed; in a folder of a build, libcuda.so is a link
     result["LIBRARY_PATH"] = _join(str(link if link.exists() else library), base.get("LIBRARY_PATH"), ":")
     return result
 
 
 def loadable(library: Path, folder: Path) -> Path:
-    """The directory under a path that the loader can be given: a link in ``folder``, the agent's, if need be."""
+    """Return the directory under a path that the loader accepts: a link in ``folder``, the agent's, if necessary."""
     if not SPLITS.search(str(library)):
         return library
     link = folder / "lib"
@@ -130,7 +131,7 @@ def _join(first: str, rest: str | None, separator: str) -> str:
 
 
 def default_name(command: Sequence[str]) -> str:
-    """A name nobody else is likely to have: the program's, and four hex digits."""
+    """Return a name that is unlikely to be in use: the program's, and four hex digits."""
     stem = Path(command[0]).name
     if stem.startswith("python") and len(command) > 1 and not command[1].startswith("-"):
         stem = Path(command[1]).stem
@@ -140,9 +141,9 @@ def default_name(command: Sequence[str]) -> str:
 
 def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str,
                learned: Callable[[list[Endpoint]], None] = lambda living: None) -> None:
-    """Before the program is started: is the pool there, does it know us, is the name free?
+    """Check, before the program is started, that the pool answers, accepts the key, and that the name is free.
 
-    ``learned`` is given where the nodes answer now.
+    ``learned``: called with the present endpoints of the nodes.
 
     Raises :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`AlreadyExists`,
     :class:`VersionMismatch`.
@@ -156,14 +157,14 @@ def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str,
         try:
             found = client.call("session.owner", {"session": name}, timeout=5.0)
         except RgpuError:
-            return  # not found, or it cannot be said now: session.create decides
+            return  # not found, or unknown now: session.create decides
         if isinstance(found, dict) and found.get("state") not in (None, "ended", "failed"):
             raise AlreadyExists(f"a session named {name} is running: choose another name with --name, or end it with "
                                 f"'rgpu kill {name}'", session=name)
 
 
 def described(files: PoolFiles, pool: str) -> list[Endpoint]:
-    """The endpoints that the description names now. Raises :class:`NotFound`, also where it is another pool's."""
+    """Return the endpoints that the description names now. Raises :class:`NotFound`, also for another pool's."""
     found = files.read_description()
     if found.id != pool:
         raise NotFound(f"{files.description_path} describes another pool by now", path=str(files.description_path))
@@ -171,7 +172,7 @@ def described(files: PoolFiles, pool: str) -> list[Endpoint]:
 
 
 def write_down(files: PoolFiles, pool: str, living: list[Endpoint]) -> None:
-    """Where nodes answer now, into the description of that pool; a folder of somebody else's stays as it is."""
+    """Write the nodes' present endpoints into the description of that pool; another pool's stays as it is."""
     try:
         if living and files.read_description().id == pool:
             remember(files, living, most=None if (files.root / "nodes").exists() else MOST)
@@ -186,16 +187,16 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         lazy: bool = False, quiet: bool = False,
         started: Callable[[str, int], None] = lambda name, pid: None, limit: TimeLimit | None = None,
         standby: Standby | None = None, front: Front | None = None) -> int:
-    """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
+    """Run ``command`` on sessions of the pool; return its exit code, 128 + n when signal n ended it.
 
     The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
-    program's first CUDA call. ``started``: given the run's name and the program's pid once it runs. ``limit``: how long
-    it may run. ``standby``: of a detached run. ``front``: what runs the program, where it is not this process; neither
-    limit nor standby then.
+    program's first CUDA call. ``started``: called with the run's name and the program's pid once it runs. ``limit``:
+    time limit. ``standby``: of a detached run. ``front``: runs the program, where this process does not; neither limit
+    nor standby then.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
     ``max_replay``, ``divergence``, ``same_host``, ``quiet``: see :class:`rgpu.client.run.agent.Options`.
-    Raises :class:`RgpuError` for what is wrong before the program starts.
+    Raises :class:`RgpuError` for errors before the program starts, :class:`RanksMissing` after it.
     """
     if not command:
         raise UsageError("nothing to run: rgpu run [options] -- COMMAND …")
@@ -250,7 +251,7 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
 
 
 def _cannot_start(program: str) -> int:
-    """The exit code of a program that cannot be executed, once the user was told; 0 for one that may be."""
+    """Return the exit code for a program that cannot be executed, after telling the user; 0 for any other."""
     if shutil.which(program):
         return 0
     path = Path(program)
@@ -261,7 +262,7 @@ def _cannot_start(program: str) -> int:
 
 
 def _place(agent: Agent, program: str) -> int:
-    """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
+    """Make the session; return 0, or minus a signal that came before. Raises the pool's refusal."""
     came: list[int] = []
     old = install(lambda number, frame: came.append(number), lambda: came.append(signal.SIGINT))
     try:
@@ -275,13 +276,13 @@ def _place(agent: Agent, program: str) -> int:
 
 
 def _complain(line: str) -> None:
-    """Tell the user, in words that may be the pool's or another user's."""
+    """Print a line to the user, whose text may be the pool's or another user's."""
     with contextlib.suppress(OSError):  # a terminal that was closed
         print(printable(line, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _driver_version(agent: Agent) -> int | None:
-    """Of the device that the pool would choose now; None when it has none to offer (the program may need none)."""
+    """Return the driver version of the device that the pool would choose now; None if there is none to choose."""
     try:
         return agent.observer.candidate().facts.driver_version
     except RgpuError as error:
@@ -290,16 +291,16 @@ def _driver_version(agent: Agent) -> int | None:
 
 
 def _how(status: int) -> str:
-    """How a program ended, by its status."""
+    """Return how a program ended, by its status."""
     return f"its program ended with exit code {status}" if status >= 0 else \
         f"its program was ended by {signal.Signals(-status).name}"
 
 
 def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, started: Callable[[int], None],
                limit: TimeLimit, standby: Standby | None) -> int:
-    """The child's status: its exit code, or minus the signal.
+    """Run the child and return its status: its exit code, or minus the signal.
 
-    A detached one leads a process group, and has no terminal.
+    A detached child leads a process group, and has no terminal.
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -334,10 +335,10 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
         ending = Ending(child.pid)
         agent.end_program = ending.now
         with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its pid is not used again until it was waited for
         timekeeper.stop()
         ending.stop()
-        timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
+        timekeeper.await_rest()  # a shell ends at once: its children may be writing their checkpoints
         return child.wait()
     finally:
         put_back(old)

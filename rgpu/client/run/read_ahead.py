@@ -1,7 +1,7 @@
-"""Reading in what a session needs before its program asks for one, in time that nothing else uses.
+"""Import of the modules that a session needs, before its program requests one, in otherwise idle time.
 
-A program that uses CUDA should not wait for it, and one that does not, or ends at once, should not pay for it. So it is
-read while the pool takes its time to make the session, else once the program has run for a moment.
+A program that uses CUDA should not wait for the imports, and a program that does not, or ends at once, should not pay
+for them. So they run while the pool makes the session, else once the program has run for a moment.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import threading
 
 from rgpu.link.local.promptness import keep_prompt
 
-PATIENCE = 0.05  #: seconds: a session made so soon, and a program that ends so soon, need nothing read
-#: What a session needs, its log and its bulk data, in steps that are short enough to wait for at the end.
+PATIENCE = 0.05  #: seconds: a session made sooner, whose program ends sooner, needs no imports
+#: Modules for a session, its log and its bulk data, in steps that are short enough to wait for at the end.
 MODULES = ("rgpu.link.logging", "rgpu.client.run.hello", "rgpu.client.journal.kept", "rgpu.client.session.shipper",
            "numpy")
 
 
 class ReadAhead:
-    """One thread that imports; nobody has to wait for it: who needs a module sooner imports it."""
+    """One thread that imports; no other has to wait for it: code that needs a module sooner imports it."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -26,7 +26,7 @@ class ReadAhead:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin, if it has not begun; what is read waits for :data:`PATIENCE`."""
+        """Begin, if it has not begun; the imports wait for :data:`PATIENCE`."""
         if self._begun:
             return
         self._begun = True
@@ -37,7 +37,7 @@ class ReadAhead:
         self._placed.set()
 
     def stop(self) -> None:
-        """Read nothing more, once what is being read is."""
+        """Import nothing more after the present module."""
         self._over.set()
         self._placed.set()
 

@@ -1,9 +1,9 @@
-"""What the processes of a run use of the memory that it was given: a page that they share, beside the agent's socket.
+"""Device memory that each process of a run uses of the quota: a page that they share, beside the agent's socket.
 
-Each takes a slot, writes there what it uses of each device, and is refused what would make the sum of all slots more
-than the quota (client/shim/memory/run_memory.cpp). Little-endian 64-bit words, eight to a slot; the first slot is the
-header and begins with the magic. A slot: bytes used of each of seven devices, then the session's number in the run; 0:
-nobody's. The agent only makes the page, and frees the slots of processes that ended.
+Each takes a slot, writes there the bytes that it uses of each device, and is refused memory that would make the sum of
+all slots more than the quota (client/shim/memory/run_memory.cpp). Little-endian 64-bit words, eight to a slot; the
+first slot is the header and begins with the magic. A slot: bytes used of each of seven devices, then the session's
+number in the run; 0: free. The agent only makes the page, and frees the slots of processes that ended.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ NAME = "memory"
 
 
 class RunMemory:
-    """The agent's side; ``directory``: of its socket. ``name``: of the page, ``memory.N`` for the nth member of a gang.
-    """
+    """The agent's side of the page. ``directory``: of its socket. ``name``: ``memory.N`` for member N of a gang."""
 
     def __init__(self, directory: Path, name: str = NAME) -> None:
         descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -33,11 +32,11 @@ class RunMemory:
         self._words = memoryview(self._map).cast("Q")
 
     def used(self, device: int) -> int:
-        """Bytes that all of them say they use of the session's ``device``."""
+        """Return the bytes of the session's ``device`` that all processes use, as they wrote them."""
         return sum(self._words[at + device] for at in range(WORDS, SLOTS * WORDS, WORDS) if self._words[at + WORDS - 1])
 
     def ended(self, number: int) -> None:
-        """The session of that number ended: what it used is the others' again."""
+        """Free the slots of session ``number``, which ended: its memory is available to the others again."""
         for at in range(WORDS, SLOTS * WORDS, WORDS):
             if self._words[at + WORDS - 1] == number:
                 for word in range(at, at + WORDS):

@@ -1,6 +1,6 @@
-"""Signals of `rgpu run`: which it hands on to its program, and how it ends by the one that ended that.
+"""Signals of `rgpu run`: forwarding to its program, and ending by the same signal as the program.
 
-Little is imported: `rgpu run` in front of a resident's agent needs it too.
+Little is imported: `rgpu run` in front of a resident's agent uses this module too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sign
 
 
 def install(forward: Callable[[int, Any], None], interrupted: Callable[[], None]) -> dict[int, Any]:
-    """Our handlers, while the child runs; returns those before. Only the main thread may have any."""
+    """Set handlers, while the child runs; return the previous ones. Only the main thread may have any."""
     old: dict[int, Any] = {}
     try:
         for number in FORWARDED:
@@ -41,8 +41,8 @@ def die_by(number: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if sys.stdout is not None:  # as where this process was started without
+    if sys.stdout is not None:  # None where this process was started without it
         sys.stdout.flush()
-    if number != signal.SIGKILL:  # which has no handler to take away, and setting one is an error
+    if number != signal.SIGKILL:  # it has no handler, and setting one is an error
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,9 +1,9 @@
-"""A session from a pool that may have to be waited for: asked for again and again, until there is a place.
+"""Request for a session that may have to wait: repeated until the pool has a place.
 
-The pool keeps a request only as long as its client asks. What it answers (position and reason) is
-told to the user when it changes; a pool that does not answer for a while is told as well, and
-asked on: the request stands in its registry. Who gives up withdraws the request, which names the
-program that it was for, so that nobody else's session of that name is meant.
+The pool keeps a request only as long as its client repeats it. The answer (position and reason) is
+shown to the user when it changes; if the pool does not answer for a while, the user is told, and the
+request is repeated: it is in the pool's registry. A client that gives up withdraws the request, which
+names its program, so that no other session of that name is meant.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.pool_requests import PoolRequests
 from rgpu.session.errors import Corrupt, Fenced, PoolUnavailable, Refused, TimedOut, UnknownOutcome
 
 ANSWER_SECONDS = 10.0  #: the pool answers after so long, if there is nothing new before
 CREATE_TIMEOUT = 60.0  #: a start may begin just then
-LOOK_SECONDS = 0.1  #: between two looks whether the program still wants a session
+LOOK_SECONDS = 0.1  #: between two checks whether the program still needs a session
 AGAIN_SECONDS = 1.0  #: after an answer that was lost
-REPEAT_SECONDS = 30.0  #: that a start is asked for whose answers get lost, by who does not wait for a place
+REPEAT_SECONDS = 30.0  #: for which a request that does not wait for a place is repeated while answers are lost
 END_TIMEOUT = 5.0
 
 
-def create_session(desk: Desk, args: dict[str, Any], *, tell: Callable[[str], None],
+def create_session(requests: PoolRequests, args: dict[str, Any], *, tell: Callable[[str], None],
                    given_up: Callable[[], str]) -> dict[str, Any]:
-    """The answer to ``session.create``, after waiting if it was asked for with ``options.queue``.
+    """Return the answer to ``session.create``, after waiting if ``options.queue`` requests it.
 
-    ``given_up()``: why nobody wants the session any more; empty while somebody does. The pool is
-    told then, and :class:`Refused` raised. Raises what the pool answers with.
+    ``tell``: shows a line to the user. ``given_up()``: why the session is not needed any more; empty
+    while it is. The request is withdrawn then, and :class:`Refused` raised. Raises the pool's errors.
     """
     try:
         waits = _may_wait(args["options"])
-        return _wait(desk, args, tell, given_up) if waits else _now(desk, args, tell, given_up)
+        return _wait(requests, args, tell, given_up) if waits else _now(requests, args, tell, given_up)
     except _GivenUp as error:
         why = f"nobody waits for a place any longer: {error}"
-        desk.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
+        requests.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
                      END_TIMEOUT)
         raise Refused(why) from None
 
 
 def _may_wait(options: dict[str, Any]) -> bool:
-    """Whether it was asked to wait, or waits for other runs of its gang."""
+    """Return whether the request may wait for a place, or for other runs of its gang."""
     gang = options.get("gang") or {}
     return bool(options.get("queue")) or gang.get("ranks") != gang.get("of")
 
 
-def _now(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up: Callable[[], str]) -> dict[str, Any]:
-    """Asked again where the coordinator changed before it answered: the program gets the session made for it."""
+def _now(requests: PoolRequests, args: dict[str, Any], tell: Callable[[str], None],
+         given_up: Callable[[], str]) -> dict[str, Any]:
+    """Ask again if the coordinator changed before it answered: the program gets the session made for it."""
     until, said = time.monotonic() + REPEAT_SECONDS, False
     while True:
         try:
-            return _ask(desk, args, given_up)
+            return _ask(requests, args, given_up)
         except (UnknownOutcome, Fenced) as error:
             if time.monotonic() > until:
                 raise
@@ -64,11 +65,12 @@ def _now(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up
             _rest(AGAIN_SECONDS, given_up)
 
 
-def _wait(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up: Callable[[], str]) -> dict[str, Any]:
+def _wait(requests: PoolRequests, args: dict[str, Any], tell: Callable[[str], None],
+          given_up: Callable[[], str]) -> dict[str, Any]:
     known = said = ""
     while True:
         try:
-            reply = _ask(desk, {**args, "wait": ANSWER_SECONDS, "known": known}, given_up)
+            reply = _ask(requests, {**args, "wait": ANSWER_SECONDS, "known": known}, given_up)
         except (PoolUnavailable, UnknownOutcome, TimedOut, Fenced) as error:
             line = f"rgpu: {args['name']} waits; the pool does not answer ({error.message})"
             if line != said:
@@ -85,18 +87,18 @@ def _wait(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_u
             said = line
 
 
-def _ask(desk: Desk, args: dict[str, Any], given_up: Callable[[], str]) -> dict[str, Any]:
-    """One question, whose answer nobody waits for any more than for a session."""
+def _ask(requests: PoolRequests, args: dict[str, Any], given_up: Callable[[], str]) -> dict[str, Any]:
+    """Send one request; its answer is not awaited any more once the session is given up."""
     _check(given_up)
     answer: Future[Any] = Future()
 
     def ask() -> None:
         try:
-            answer.set_result(desk.call("session.create", args, CREATE_TIMEOUT + ANSWER_SECONDS))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
+            answer.set_result(requests.call("session.create", args, CREATE_TIMEOUT + ANSWER_SECONDS))
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
             answer.set_exception(error)
 
-    # Not one of the desk's few threads: sessions that run need those, and it may be left behind.
+    # Not one of the requests's few threads: sessions that run need those, and this one may outlast the wait.
     threading.Thread(target=ask, name="waits-for-place", daemon=True).start()
     while True:
         try:
@@ -108,7 +110,7 @@ def _ask(desk: Desk, args: dict[str, Any], given_up: Callable[[], str]) -> dict[
 
 
 class _GivenUp(Exception):
-    """Nobody wants the session any more."""
+    """The session is not needed any more."""
 
 
 def _check(given_up: Callable[[], str]) -> None:
@@ -125,7 +127,7 @@ def _rest(seconds: float, given_up: Callable[[], str]) -> None:
 
 
 def _line(name: str, queued: Any) -> tuple[str, str]:
-    """(reason, what the user reads). Raises :class:`Corrupt`."""
+    """Return (reason, line for the user). Raises :class:`Corrupt`."""
     if not isinstance(queued, dict):
         raise Corrupt("the pool's answer about a waiting request cannot be read", reason="reply")
     reason, position = str(queued.get("reason") or ""), queued.get("position") or 0

@@ -1,1 +1,1 @@
-"""One session of an agent: its event loop, its attachment to the owner, what happens once a second."""
+"""One session of an agent: its event loop, its attachment to the owner, its tasks once a second."""

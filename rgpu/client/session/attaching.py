@@ -1,4 +1,4 @@
-"""One try to attach, on a helper thread, that the event loop can take back at any moment."""
+"""One attempt to attach, on a helper thread, that the event loop can cancel at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rgpu.client.data_link.agent_lanes import LinkLanes
 from rgpu.client.data_link.connection import DataLink, attach
 from rgpu.client.data_link.host_link import HostAsk
-from rgpu.client.run.pool_desk import Desk, Grant
+from rgpu.client.run.pool_requests import Grant, PoolRequests
 from rgpu.client.session.attachment import Owner
 from rgpu.client.session.identity import Identity
 from rgpu.link import versions
@@ -21,10 +21,10 @@ Opened = Callable[["Attempt", DataLink | None, int, str], None]
 
 
 class Attempt:
-    """Starts at once; posts ``opened(attempt, link or None, next, error)`` to the loop, unless cancelled."""
+    """One attempt, which starts at once and posts ``opened(attempt, link or None, next, error)``, unless cancelled."""
 
-    def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int, desk: Desk,
-                 opened: Opened, post: Callable[..., None], printed: int | None = None,
+    def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int,
+                 requests: PoolRequests, opened: Opened, post: Callable[..., None], printed: int | None = None,
                  same_host: bool = False, usual: int = 0, variables: Sequence[Any] = ()) -> None:
         """``same_host``: share memory with a worker on this host. ``usual``: as in PING. ``variables``: see
         :meth:`.placements.Placements.as_rows`."""
@@ -34,11 +34,11 @@ class Attempt:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._cancelled = False
-        self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
-        self.refused = False  #: the ticket is not taken any more: another one may be
+        self.hopeless = False  #: no later attempt can succeed: the versions of the two sides do not fit
+        self.refused = False  #: the ticket was refused; another one may be accepted
         self._opened, self._post = opened, post
         self._host, self._usual, self._variables = HostAsk(identity.session, same_host), usual, variables
-        desk.submit(self._run, identity, grant, published, printed)
+        requests.submit(self._run, identity, grant, published, printed)
 
     def _run(self, identity: Identity, grant: Grant, published: int, printed: int | None) -> None:
         if self._cancelled:
@@ -69,13 +69,13 @@ class Attempt:
             self._post(self._opened, self, None, 0, f"{type(error).__name__}: {error}")
 
     def _connected(self, sock: Any) -> bool:
-        """Called between connecting and the first byte sent; False when it was cancelled."""
+        """Note the socket, before the first byte is sent; return False if the attempt was cancelled."""
         with self._lock:
             self._socket = sock
             return not self._cancelled
 
     def cancel(self) -> None:
-        """After it returns nothing more is sent on this attempt's connection."""
+        """Cancel the attempt: after the return nothing more is sent on its connection."""
         with self._lock:
             self._cancelled = True
             if self._socket is not None:

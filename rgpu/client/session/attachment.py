@@ -1,22 +1,22 @@
 """The attachment of an agent to its session's owner: the fence, as a state machine without I/O.
 
 Rules (OWNERSHIP 1): at most one link is open; a link of epoch e is closed
-before one of a higher epoch is opened; nothing below the highest epoch seen is
-listened to. An epoch counts as seen when the pool named it over the
+before one of a higher epoch is opened; messages of epochs below the highest
+seen are ignored. An epoch counts as seen when the pool named it over the
 authenticated control link, or a worker proved it by a sealed frame.
 
 ================  ==============================================================
 state             meaning
 ================  ==============================================================
-FINDING           no link; the owner is being asked for
+FINDING           no link; the pool is asked for the owner
 CONNECTING        a link to the owner is being opened
-ATTACHED          calls flow
-CLOSING           the link is being closed; nothing else until it is
+ATTACHED          calls are shipped
+CLOSING           the link is being closed; nothing else is done until then
 LOST              the session is over or cannot be continued: final
 ENDED             the program is over: final
 ================  ==============================================================
 
-Feed events to :meth:`Attachment.handle`; do what the commands say.
+Pass events to :meth:`Attachment.handle`; carry out the commands that it returns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-# -- events: each carries ``now``, monotonic seconds; what the pool says of the owner: rgpu.client.session.owner -----
+# -- events: each carries ``now``, monotonic seconds; the pool's answers about the owner: rgpu.client.session.owner --
 @dataclass(frozen=True, slots=True)
 class Attached:
     """The worker's ATTACHED: a sealed frame, so the epoch is proven."""
@@ -56,7 +56,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """A link that could not be opened, or broke; nothing of it is left."""
+    """A link that could not be opened, or broke; it is already closed."""
 
     link: int
     reason: str
@@ -73,7 +73,7 @@ class LinkClosed:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """NOTICE moved, fenced or ended."""
+    """The worker's NOTICE of kind moved, fenced or ended."""
 
     link: int
     kind: str
@@ -95,7 +95,7 @@ Event = OwnerKnown | OwnerUnknown | OwnerGone | Attached | LinkDown | LinkClosed
 # -- commands -----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Connect, do the preamble, send ATTACH; then Attached or LinkDown."""
+    """Connect, exchange the preamble, send ATTACH; the event Attached or LinkDown follows."""
 
     link: int
     owner: Owner
@@ -103,14 +103,14 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the link, then say LinkClosed. Nothing that it still holds counts."""
+    """Close the link; the event LinkClosed follows. Messages not yet read from it are ignored."""
 
     link: int
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Ask the pool for the owner after ``delay`` seconds; then Owner*."""
+    """Ask the pool for the owner after ``delay`` seconds; an event Owner* follows."""
 
     delay: float
 
@@ -125,7 +125,7 @@ class Ship:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell any node that the owner, alive, was not reached for ``seconds``."""
+    """Report to any node that the owner, though alive, was not reached for ``seconds``."""
 
     owner: Owner
     seconds: float
@@ -142,21 +142,21 @@ Command = Open | Close | Find | Ship | Report | GiveUp
 
 
 class Attachment:
-    """See the module docstring."""
+    """State machine of one session; see the module docstring."""
 
     def __init__(self) -> None:
         self.state = State.FINDING
         self.highest = 0  #: the highest epoch seen
-        self.link = 0  #: number of the newest link; links are never numbered twice
+        self.link = 0  #: number of the newest link; numbers are not used again
         self.owner: Owner | None = None  #: of the newest link
         self.reason = ""  #: why it is lost, or not attached
-        self._wanted: Owner | None = None  #: learned while closing
+        self._wanted: Owner | None = None  #: the owner that the pool named while the link is being closed
         self._failing_since: float | None = None
         self._reported: float | None = None
         self._searches = 0
 
     def handle(self, event: Event) -> list[Command]:
-        """The commands that this event asks for; events that do not fit the state are dropped."""
+        """Return the commands that follow from an event; an event that does not fit the state is dropped."""
         link = getattr(event, "link", self.link)
         transition = TABLE.get((self.state, type(event)))
         if transition is None or link != self.link:
@@ -164,7 +164,7 @@ class Attachment:
         return transition(self, event)
 
     def accepts(self, link: int, epoch: int) -> bool:
-        """May an answer or a notice of this link and epoch be listened to?"""
+        """Return whether an answer or a notice of this link and epoch is to be processed."""
         return self.state is State.ATTACHED and link == self.link and epoch == self.highest
 
     # -- transitions ------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Attachment:
 _Transition = Callable[[Attachment, Any], list[Command]]
 F, C, A, L = State.FINDING, State.CONNECTING, State.ATTACHED, State.CLOSING
 
-#: (state, event) → transition; what is not here is dropped.
+#: (state, event) → transition; any other event is dropped.
 TABLE: dict[tuple[State, type[Any]], _Transition] = {
     (F, OwnerKnown): Attachment._open,
     (F, OwnerUnknown): Attachment._search_again,

@@ -1,9 +1,9 @@
-"""Answers reach the program once: which are awaited, which it has had, and whether a replay agrees.
+"""Ledger of answers: each reaches the program once, and the answers of a replay are compared with those delivered.
 
-An answer comes again after each attachment, and anew when a recovered session
-replays the call. The program gets the first; the digest of what it got is kept
-until a checkpoint makes a replay impossible, and a second answer is compared with
-it: a difference is *divergence*, and is reported
+An answer is received again after each attachment, and made anew when a recovered
+session replays the call. The program is given the first; its digest is kept until
+a checkpoint makes a replay impossible, and a second answer is compared with it: a
+difference is a *divergence*, and is reported
 (:class:`rgpu.session.answers.DeliveredAnswers`).
 """
 
@@ -21,12 +21,12 @@ from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import AWAITED
 
-PAYLOAD_LIMIT = (1 << 32) - 64  #: what a message to the shim can carry
+PAYLOAD_LIMIT = (1 << 32) - 64  #: bytes that a message to the shim can carry
 _ANSWERED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 
 
 class Verdict(Enum):
-    """What becomes of an answer that came."""
+    """Treatment of a received answer."""
 
     DELIVER = "deliver"
     REPEATED = "repeated"
@@ -46,14 +46,14 @@ class AnswerMessage:
 
 
 class AnswerAssembler:
-    """Whole answers from the pieces of ANSWER messages (u8 more, then a piece each)."""
+    """Assembler of whole answers from the pieces of ANSWER messages (u8 more, then a piece each)."""
 
     def __init__(self) -> None:
         self._pieces: list[memoryview] = []
         self._size = 0
 
     def feed(self, body: memoryview) -> AnswerMessage | None:
-        """Raises :class:`Corrupt` for an answer that is cut or too long."""
+        """Add a piece; return the whole answer, or None. Raises :class:`Corrupt` if it is truncated or too long."""
         if len(body) < 1 or body[0] > 1:
             raise Corrupt("an answer's piece has no valid 'more' byte", reason="answer")
         piece = body[1:]
@@ -75,11 +75,11 @@ class AnswerAssembler:
 
 
 class PassingAnswer:
-    """The answer whose pieces are being passed on; summed up piece by piece."""
+    """An answer that is passed on piece by piece; its digest is computed meanwhile."""
 
     def __init__(self, piece: memoryview, summed: bool) -> None:
-        """``piece``: the first one; ``kept``, set before more is added: its reply arguments are. Raises
-        :class:`Corrupt`."""
+        """``piece``: the first one; ``summed``: compute a digest. Where ``kept`` is set before :meth:`add`, the reply
+        arguments are kept. Raises :class:`Corrupt`."""
         if len(piece) < ANSWER_HEAD_LAYOUT.size:
             raise Corrupt(f"an answer's first piece has {len(piece)} bytes", reason="answer")
         self.seq, self._result, _, self._reply = ANSWER_HEAD_LAYOUT.unpack_from(piece)
@@ -94,16 +94,16 @@ class PassingAnswer:
 
     @property
     def reply(self) -> bytes | None:
-        """Its encoded reply arguments, where they were kept; the last piece was added."""
+        """The encoded reply arguments, where they were kept; only after the last piece."""
         return None if self.kept is None else bytes(self.kept[:self._reply])
 
     @property
     def untouched(self) -> bool:
-        """No piece was added yet."""
+        """Whether no piece was added yet."""
         return self._size < 0
 
     def add(self, piece: memoryview) -> None:
-        """A piece, the first one too."""
+        """Add a piece; the first one has to be added, too."""
         if self.kept is not None and len(self.kept) < self._reply:
             self.kept += piece if self._size >= 0 else piece[ANSWER_HEAD_LAYOUT.size:]
         if self._hash is not None:
@@ -111,14 +111,14 @@ class PassingAnswer:
         self._size += len(piece)
 
     def check(self, piece: int) -> None:
-        """A last piece of this length may follow. Raises :class:`Corrupt` for an answer without all of its reply."""
+        """Check that the reply is whole with a last piece of ``piece`` bytes. Raises :class:`Corrupt` if it is not."""
         size = self._size if self._size >= 0 else -ANSWER_HEAD_LAYOUT.size
         if size + piece < self._reply:
             raise Corrupt(f"the answer of call {self.seq} is shorter than its reply arguments", seq=self.seq,
                           reason="answer")
 
     def digest(self) -> bytes | None:
-        """The last piece was added."""
+        """Return the digest, after the last piece; None where none is computed."""
         return self._hash.digest(self._result, self._reply, self._size - self._reply) if self._hash else None
 
 
@@ -126,26 +126,26 @@ class Deliveries:
     """The ledger of one session; see the module docstring."""
 
     def __init__(self, compare: bool = True, told: Callable[[int, bytes], None] = lambda seq, digest: None) -> None:
-        """``compare``: keep digests. Without recovery no call is ever replayed that was answered.
+        """``compare``: keep digests; not needed without recovery, where no answered call is ever replayed.
 
-        ``told``: hears the digest of each answer when the program is given it.
+        ``told``: called with number and digest of each answer that the program is given.
         """
         self.compare, self._told = compare, told
         self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
-        self._answered: dict[int, int] = {}  #: seq → call id, of those that may be answered again
+        self._answered: dict[int, int] = {}  #: seq → call id, of calls that may be answered again
         self._book = DeliveredAnswers()
         self.placements = Placements()
         self.highest = 0  #: the highest seq delivered
-        self.given: Callable[[int], None] = lambda seq: None  #: told each answer that the program is given
+        self.given: Callable[[int], None] = lambda seq: None  #: called with each answer's seq, once the program has it
 
     def sent(self, seq: int, call_id: int, flags: int) -> bool:
-        """A call was published; True when the program's thread waits for it."""
+        """Note a published call; return True when a thread of the program waits for its answer."""
         if call_id in _ANSWERED or flags & AWAITED:
             self._pending[seq] = call_id
         return bool(flags & AWAITED)
 
     def awaits(self, seq: int) -> bool:
-        """Is the answer to this call still to be delivered?"""
+        """Return whether the answer to this call is still to be delivered."""
         return seq in self._pending
 
     def keeps_reply(self, seq: int) -> bool:
@@ -153,9 +153,9 @@ class Deliveries:
         return self.compare and self.placements.wants(self._pending[seq])
 
     def delivered(self, seq: int, digest: bytes | None, result: int = 0, reply: Any = None) -> None:
-        """The program was given the whole answer; its digest, where digests are kept.
+        """Note that the program was given the whole answer. ``digest``: None where digests are not kept.
 
-        ``reply``: its encoded reply arguments, where :meth:`keeps_reply` wanted them.
+        ``reply``: its encoded reply arguments, where :meth:`keeps_reply` is true.
         """
         if reply is not None:
             self.placements.told(seq, result, reply)
@@ -167,7 +167,7 @@ class Deliveries:
         self.highest = max(self.highest, seq)
 
     def judge(self, answer: AnswerMessage) -> Verdict:
-        """What to do with a whole answer; DELIVER is said once for each call."""
+        """Return what to do with a whole answer; DELIVER once for each call."""
         if answer.seq in self._pending:
             self.delivered(answer.seq, answer_digest(answer.result, answer.reply, answer.payload)
                            if self.compare else None, answer.result,
@@ -177,7 +177,7 @@ class Deliveries:
         if call_id is None:
             return Verdict.UNWANTED
         if call_id not in BY_ID or answer.seq not in self._book:
-            return Verdict.REPEATED  # an unknown call's refusal, or no digests: nothing to compare by
+            return Verdict.REPEATED  # an unknown call's refusal, or no digests: nothing to compare with
         found = self._book.again(answer.seq, call_id, answer.result, answer.reply, answer.payload)
         return Verdict.DIVERGED if found else Verdict.REPEATED
 
@@ -186,12 +186,12 @@ class Deliveries:
         return self._book.divergences
 
     def forget(self, position: int) -> None:
-        """Digests of calls ≤ position are not needed any more: they will not be replayed."""
+        """Drop the digests of calls ≤ ``position``, which will not be replayed."""
         self._book.cut(position)
         self.placements.forget(position)
         self._answered = {seq: call_id for seq, call_id in self._answered.items() if seq > position}
 
     @property
     def pending(self) -> int:
-        """Calls whose answer has not come yet."""
+        """Number of calls whose answer was not received yet."""
         return len(self._pending)

@@ -1,4 +1,4 @@
-"""Identity of a session: what an attempt to attach, the shipper and its upkeep say of it."""
+"""Identity of a session, as attempts to attach, the shipper and its upkeep report it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Identity:
     """Identity of a session. ``pid``: the program's, as the kernel names it.
 
-    ``asked_pid``: of the process that asked the pool for the session; 0: the program itself did.
+    ``asked_pid``: of the process that requested the session from the pool; 0: the program itself.
     """
 
     session: str

@@ -1,6 +1,6 @@
 """Segments of the journal on their way back to the shim: given back once nothing reads them any more.
 
-The loop's thread only.
+Used by the loop's thread only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Leaving:
         return bool(self._segments)
 
     def release(self, lanes: LinkLanes | None) -> None:
-        """Give the shim back what nothing needs; ``lanes``: those of the link that is open, if one is."""
+        """Give the shim back the segments that nothing needs any more; ``lanes``: those of the open link, or None."""
         for index in self._journal.released():
             self._segments.append((lanes, lanes.given if lanes is not None else 0, index))
         while self._segments:
             lanes, given, index = self._segments[0]
             if lanes is not None and not lanes.settled(given):
-                break  # what was spilled, and is still being sealed from there, must not be written over
+                break  # a spilled payload that is still being sealed from there must not be overwritten
             self._segments.popleft()
             self._peer.release(index)

@@ -1,4 +1,4 @@
-"""What the pool says of a session's owner: the events by which an attachment hears of it.
+"""The pool's answers about a session's owner, as events for an attachment.
 
 Each carries ``now``, monotonic seconds.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Owner of the session, as the pool says. ``address``: (host, port) of the data port.
+    """Owner of the session, as the pool reports it. ``address``: (host, port) of the data port.
 
     ``public``: the node's key, for tickets of the agent's own; empty for a node of the previous version.
     """
@@ -32,7 +32,7 @@ class OwnerKnown:
 
 @dataclass(frozen=True, slots=True)
 class OwnerUnknown:
-    """Nobody answered, or the session has no owner at present."""
+    """Event: no node answered, or the session has no owner at present."""
 
     reason: str
     now: float
@@ -40,7 +40,7 @@ class OwnerUnknown:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGone:
-    """The pool says that the session is over."""
+    """Event: the pool reported that the session is over."""
 
     reason: str
     now: float

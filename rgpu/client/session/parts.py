@@ -1,4 +1,4 @@
-"""What both :class:`Incoming` and :class:`Upkeep` use of the session's loop that they are parts of."""
+"""Interface of the session's loop to its parts :class:`Incoming` and :class:`Upkeep`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rgpu.client.data_link.module_ship import ModuleShip
     from rgpu.client.journal.cursor import Cursor
     from rgpu.client.journal.kept import Journal
-    from rgpu.client.run.pool_desk import Desk
+    from rgpu.client.run.pool_requests import PoolRequests
     from rgpu.client.session.delivery import Deliveries
     from rgpu.client.session.identity import Identity
     from rgpu.client.session.shipping import Shipping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Parts(Protocol):
-    """:class:`rgpu.client.session.shipper.Shipper` has them; ``link``, ``cursor``: None while none is attached."""
+    """Attributes of :class:`rgpu.client.session.shipper.Shipper`. ``link``, ``cursor``: None while there is no link."""
 
     identity: Identity
     link: DataLink | None
@@ -31,10 +31,10 @@ class Parts(Protocol):
     bulk: SameHost
     modules: ModuleShip
     shipping: Shipping
-    desk: Desk
+    requests: PoolRequests
 
     def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
         """Note that a link broke with ``error``."""
 
     def release(self) -> None:
-        """Give back to the shim what no part needs any more."""
+        """Give the shim back the segments that no part needs any more."""

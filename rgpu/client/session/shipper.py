@@ -1,8 +1,8 @@
 """One session's event loop: journal → worker, answers → program, and the attachment's commands.
 
-One thread does all of it without waiting for any one peer: the shim's
+One thread does all of it and never blocks on a single peer: the shim's
 eventfd and socket, the data link, helper threads (connecting, control calls,
-spilling) that post their results here. The way of an awaited call is: eventfd,
+spilling) that post their results here. The steps of an awaited call are: eventfd,
 walk, seal, send; receive, open into the answer ring.
 """
 
@@ -22,7 +22,7 @@ from rgpu.client.data_link.module_ship import ModuleShip
 from rgpu.client.journal.cursor import Cursor
 from rgpu.client.journal.kept import Journal
 from rgpu.client.journal.recorder import Recorder
-from rgpu.client.run.pool_desk import Desk, Grant
+from rgpu.client.run.pool_requests import Grant, PoolRequests
 from rgpu.client.session import attachment as at
 from rgpu.client.session.asking import Asking
 from rgpu.client.session.attaching import Attempt
@@ -47,37 +47,37 @@ log = get_logger(__name__)
 
 PROGRAM_ENDED = "the program ended"
 SLEEP = 0.05  #: longest sleep, seconds, while something is under way or was a moment ago: a lost wake-up costs no more
-REST = 1.0  #: and behind that, where only upkeep is due
-RESTLESS = 0.5  #: seconds after the last call or answer in which there is no such rest
-FULL_SLEEP = 0.0001  #: seconds between two looks at an answer ring that is full
-SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the owner is
-SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
+REST = 1.0  #: longest sleep, seconds, after that, where only upkeep is due
+RESTLESS = 0.5  #: seconds after the last call or answer in which the shorter limit holds
+FULL_SLEEP = 0.0001  #: seconds between two checks of an answer ring that is full
+SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked for the owner
+SILENCE_LIMIT = 10.0  #: seconds of silence after which the link is taken for broken
 UPKEEP_INTERVAL = 1.0
-LOOK_INTERVAL = 0.002  #: between two looks at timers while the loop is busy
-#: How long after the last call or answer the loop looks without sleeping, seconds: a sleep and the
-#: wake-up from it cost more than the whole of a short call. Not where the program needs the processor.
+LOOK_INTERVAL = 0.002  #: seconds between two checks of timers while the loop is busy
+#: Seconds after the last call or answer in which the loop polls without sleeping: a sleep and the wake-up
+#: from it cost more than the whole of a short call. Not where the program needs the processor.
 POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
 POLLING = len(os.sched_getaffinity(0)) >= 4
 UNSUPPORTED_LIMIT = 256  #: names of refused functions that are kept
 
 
 class Shipper:
-    """See the module docstring; :meth:`run` returns when the session is over."""
+    """Event loop of one session; :meth:`run` returns when the session is over."""
 
     def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
-                 journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
+                 journal: Journal, requests: PoolRequests, owner: at.Owner, grant: Grant,
                  end: Callable[[], tuple[int | None, str]] = lambda: (None, ""), ring: AnswerRing | None = None,
                  counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None,
                  takes_text: bool = False, area: bool = False, same_host: bool = False) -> None:
-        """``end``: the program's exit code, and why it was ended if not by itself.
+        """``end``: returns the program's exit code, and why it was ended if not by itself.
 
-        ``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`.
-        ``takes_text``: the shim wants what kernels print.
-        ``area``: the shim can read answers from one; ``same_host``: share memory with a worker on this host.
+        ``counts``: called with the page where the shim counts the bytes it uses. ``recorder``: `rgpu run --record`.
+        ``takes_text``: the shim accepts text that kernels print.
+        ``area``: the shim can read answers from an area; ``same_host``: share memory with a worker on this host.
         """
         self._loop = Loop()
         self.identity = identity
-        self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
+        self.peer, self.page, self.journal, self.requests = peer, page, journal, requests
         self.grant = grant
         self.attachment = at.Attachment()
         self.recorder = recorder
@@ -91,11 +91,11 @@ class Shipper:
         if self.effects is not None:
             self.deliveries.given = lambda seq: self.effect(Kind.ACCEPTED, seq)
         self.awaited = 0
-        self.usage: Usage | None = None  #: what the shim counts, once it gave that page
+        self.usage: Usage | None = None  #: the shim's counters, once it has sent their page
         self.over = ""  #: why the loop ends
         self._lost = False
         self._end, self._counts = end, counts
-        #: driver functions that the program called and the shim refuses, in that order
+        #: driver functions that the program called and the shim refuses, in the order of the calls
         self.unsupported: dict[str, None] = {}
         self._first_owner = owner
         self._eventfd = eventfd
@@ -104,17 +104,17 @@ class Shipper:
         self.cursor: Cursor | None = None
         self._leaving = Leaving(journal, peer)
         self.incoming = Incoming(self, takes_text)
-        self._asking = Asking(desk, identity.session, lambda: self.attachment.highest, self.post, self.feed)
+        self._asking = Asking(requests, identity.session, lambda: self.attachment.highest, self.post, self.feed)
         self._next_upkeep = self._next_look = 0.0
-        self._active = 0.0  #: when calls or answers last came
-        self._worked = 0.0  #: likewise, without the worker's signs of life
+        self._active = 0.0  #: monotonic seconds; when calls or answers last arrived
+        self._worked = 0.0  #: the same, without the worker's signs of life
         self.modules = ModuleShip(journal)
         self.shipping = Shipping(journal, self.returns, self.bulk, self.modules, self._open_lanes, self.down)
         self.upkeep = Upkeep(self)
 
     @property
     def ended_well(self) -> bool:
-        """The program ended it, not the session or its journal."""
+        """Whether the program ended the session, not an error of the session or its journal."""
         return not self._lost and self.over == PROGRAM_ENDED
 
     # -- the loop -------------------------------------------------------------------
@@ -125,13 +125,13 @@ class Shipper:
             self._loop.watch(fd, select.EPOLLIN)
         try:
             self.feed(at.OwnerKnown(self._first_owner, time.monotonic()))
-            self._socket_ready()  # messages that came with HELLO
+            self._socket_ready()  # messages that arrived with HELLO
             while not self.over:
                 self._round(pidfd)
         except RgpuError as error:
             self.over = f"the program's side of the journal is broken: {error.message}"
             log.error("session given up", session=self.identity.session, reason=self.over, error=error.code)
-        except Exception as error:  # noqa: BLE001 - the program must hear of it: its calls fail once the socket closes
+        except Exception as error:  # noqa: BLE001 - the program has to notice: its calls fail once the socket closes
             self.over = f"the agent failed: {error}"
             log.exception("agent loop failed", session=self.identity.session)
         finally:
@@ -140,7 +140,7 @@ class Shipper:
                 os.close(pidfd)
 
     def _watch_process(self) -> int:
-        """A forked child may keep the socket open: the process itself is watched too."""
+        """Return a pidfd of the program, or -1. A forked child may keep the socket open, so it is watched too."""
         try:
             return os.pidfd_open(self.peer.pid)
         except OSError:
@@ -169,7 +169,7 @@ class Shipper:
             if fd == self._eventfd:
                 os.eventfd_read(fd)
             elif fd == self._loop.wake:
-                self._active = time.monotonic()  # mostly a lane's message that came, or is out
+                self._active = time.monotonic()  # mostly a lane's message that was received or sent
                 self._loop.take_posted()
             elif fd == pidfd:
                 self._socket_ready()
@@ -188,9 +188,9 @@ class Shipper:
                 return
 
     def _wait(self, busy: bool, now: float) -> list[tuple[int, int]]:
-        """What is ready: at once if there is work, soon if something was going on just now, else after a sleep."""
+        """Return ready descriptors: at once if there is work, after polling if there was some, else after a sleep."""
         poll = self._loop.poll
-        if self.incoming.blocked:  # nobody tells when the program has read on
+        if self.incoming.blocked:  # no event signals that the program has read on
             time.sleep(FULL_SLEEP if now - self._active < 0.1 else 50 * FULL_SLEEP)
         if busy or self.incoming.blocked or self.incoming.unread:
             return poll(0)
@@ -204,7 +204,7 @@ class Shipper:
             now = time.monotonic()
         self._update_masks()
         self.page.set_sleeping(True)
-        # The shim reads `sleeping` after it published; we look after we said that we sleep.
+        # The shim reads `sleeping` after it published; the agent looks for calls after it set `sleeping`.
         with self._loop.fence:
             more = not self.journal.stalled and has_more()
         seconds = 0 if more else self._longest(now)
@@ -214,7 +214,7 @@ class Shipper:
         return ready
 
     def _longest(self, now: float) -> float:
-        """Seconds to sleep at most: an idle session's agent costs next to nothing."""
+        """Return the seconds to sleep at most: longer while the session is idle, which saves processor time."""
         link = self.link
         if link is None or self._attempt is not None or now - self._worked < RESTLESS or self.journal.stalled or \
                 self.deliveries.pending or self._leaving or self.returns.areas.pending or self.returns.full or \
@@ -241,7 +241,7 @@ class Shipper:
             self._loop.watch(self.bulk.fileno(), select.EPOLLIN)
 
     def effect(self, kind: Kind, position: int, note: str = "") -> None:
-        """Write down what happens, where a test asks for it: at the open link's epoch, else the highest seen."""
+        """Record an effect, where a test requests it: at the open link's epoch, else the highest seen."""
         if self.effects is not None:
             epoch = self.attachment.highest if self.link is None else self.link.epoch
             self.effects.note(kind, epoch, position, note)
@@ -306,9 +306,9 @@ class Shipper:
         return link is not None and cursor is not None and self.shipping.ship(link, cursor)
 
     def _open_lanes(self, link: DataLink) -> None:
-        """Have a helper thread connect them."""
+        """Have a helper thread connect the link's lanes."""
         count, owner = link.lanes.claim(), self.attachment.owner or self._first_owner
-        self.desk.submit(lambda: self.post(self._lanes_opened, link, link.lanes.open(
+        self.requests.submit(lambda: self.post(self._lanes_opened, link, link.lanes.open(
             count, owner, link.epoch, self.grant, self.identity.session)))
 
     def _lanes_opened(self, link: DataLink, connections: list[SealedConnection]) -> None:
@@ -317,16 +317,16 @@ class Shipper:
             link.lanes.close()
 
     def release(self) -> None:
-        """Give the shim the segments back that nothing needs."""
+        """Give the shim back the segments that nothing needs any more."""
         self._leaving.release(self.link.lanes if self.link is not None else None)
         self.bulk.flush()
 
     def lose(self, reason: str) -> None:
-        """The session ends here, and not as its program wished: its journal is kept."""
+        """End the session because of ``reason``, not by its program: its journal is kept."""
         self._lost, self.over = True, reason
 
     def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
-        """A link broke, or broke its protocol."""
+        """Drop a link that broke or violated the protocol, and give the attachment the event."""
         log.info("data link lost", session=self.identity.session, epoch=link.epoch, reason=str(error))
         self._drop_link()
         self.feed(at.LinkDown(link.number, str(error), time.monotonic()))
@@ -346,7 +346,7 @@ class Shipper:
         for command in self.attachment.handle(event):
             if isinstance(command, at.Open):
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
-                                        self.desk, self._opened, self.post,
+                                        self.requests, self._opened, self.post,
                                         self.returns.text.confirm() if self._takes_text else None, self._same_host,
                                         self.shipping.usual, self.deliveries.placements.as_rows())
             elif isinstance(command, at.Close):
@@ -360,14 +360,14 @@ class Shipper:
             elif isinstance(command, at.Ship):
                 self._start_shipping(command.next)
             elif isinstance(command, at.Report):
-                self.desk.submit(self.desk.quietly, "session.unreachable",
+                self.requests.submit(self.requests.quietly, "session.unreachable",
                                  {"session": self.identity.session, "epoch": command.owner.epoch,
                                   "host": command.owner.host, "seconds": command.seconds})
             else:
                 self.lose(command.reason)
 
     def _opened(self, attempt: Attempt, link: DataLink | None, wanted: int, error: str) -> None:
-        """A helper thread is done with connecting."""
+        """Take the result of a helper thread's attempt to attach."""
         if attempt is not self._attempt:
             if link is not None:
                 link.close()
@@ -409,9 +409,9 @@ class Shipper:
         except LinkError as error:
             self.down(self.link, error)
             return
-        self.incoming.take(self.link)  # what came together with ATTACHED
+        self.incoming.take(self.link)  # messages that arrived together with ATTACHED
 
-    # -- now and then -----------------------------------------------------------------------
+    # -- timers -----------------------------------------------------------------------------
     def _timers(self, now: float) -> None:
         if self._leaving:
             self.release()
@@ -422,7 +422,7 @@ class Shipper:
             self._asking.ask(now + SILENCE_ASK)
         link = self.link
         if link is not None and self._unheard_since(link) > SILENCE_LIMIT:
-            self.incoming.take(link)  # this process may have stood still for so long
+            self.incoming.take(link)  # this process may have been suspended for so long
             if self.link is link and self._unheard_since(link) > SILENCE_LIMIT:
                 self.down(link, LinkError("the worker says nothing any more"))
         if now >= self._next_upkeep:
@@ -430,21 +430,21 @@ class Shipper:
             self.upkeep.run(now)
 
     def _silent_since(self, now: float) -> float:
-        """Seconds that something has been outstanding without a word from the owner."""
+        """Return the seconds that an answer has been outstanding without a message from the owner; 0: none is."""
         if self._attempt is not None:
             return now - self._attempt.started
         asked = self.shipping.unanswered
-        if self.link is None or not asked or self.incoming.blocked:  # by the program
+        if self.link is None or not asked or self.incoming.blocked:  # blocked by the program
             return 0.0
         return now - max(self.link.heard, asked)
 
     def _unheard_since(self, link: DataLink) -> float:
-        """Seconds without a word from the owner, who gives a sign of life every two seconds.
+        """Return the seconds without a message from the owner, which sends a sign of life every two seconds.
 
-        Also with nothing outstanding: a program may wait for an answer, or look for a watermark, of calls that are
-        long known to be applied, and that frame may be the one that does not end.
+        Also with nothing outstanding: a program may wait for an answer, or a watermark, of calls that are long known
+        to be applied, and the frame that carries it may be the one that is never complete.
         """
-        if self.incoming.blocked or self.returns.full or link.lanes.awaited:  # a lane's message has its own limit
+        if self.incoming.blocked or self.returns.full or link.lanes.awaited:  # a lane's message has its own time limit
             return 0.0
         return time.monotonic() - link.heard
 
@@ -464,7 +464,7 @@ class Shipper:
         if self.recorder is not None:
             self.recorder.close()
         if not self._lost:
-            self.desk.quietly("session.end", {"session": self.identity.session, "reason": reason,
+            self.requests.quietly("session.end", {"session": self.identity.session, "reason": reason,
                                               "exit_code": code, "statistics": statistics}, 5.0)
         self._loop.close()
         os.close(self._eventfd)
@@ -493,4 +493,4 @@ class Shipper:
 
 
 def _nothing() -> None:
-    """Posted to have the loop look around."""
+    """Do nothing: posted to have the loop run a round."""

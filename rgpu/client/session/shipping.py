@@ -1,7 +1,7 @@
-"""Records to the worker, and what goes with them: PING asks how far it is, ISSUED says when calls were published.
+"""Shipping of records to the worker, with PING, which asks for its position, and ISSUED, when calls were published.
 
-Part of the session's loop. What goes as it stands in a CALLS message, what is named in memory and what is named by its
-hash is one stream (``bulk.py``, ``module_ship.py``); a cursor says how far it went.
+Part of the session's loop. The bytes in CALLS messages, the payloads named in shared memory and those named by their
+hash form one stream (``bulk.py``, ``module_ship.py``); a cursor marks how much of it was sent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rgpu.link.messages.data import ISSUED, PING, POSITION_LAYOUT, PRINTED
 from rgpu.session.errors import LinkError
 
 CHUNK = 1024 * 1024  #: bytes of records in one CALLS message
-LANE_CHUNK = 4 * CHUNK  #: where long ones go over lanes: each costs a mark, and wakes several threads
+LANE_CHUNK = 4 * CHUNK  #: the same over lanes, where each message costs a mark and wakes several threads
 PING_BYTES = 4 * 1024 * 1024
 PING_INTERVAL = 0.25
 LANES_FROM = 8 * 1024 * 1024  #: bytes in long messages, either way, from which lanes are opened for a link
-ISSUED_NS = 1_000_000  #: between two words about when calls were issued, at least
-OLDEST_NS = 60_000_000_000  #: an age beyond it is none
-STOOD = 0.45  #: seconds between two rounds of the loop, or that the link takes nothing, in which calls pile up
+ISSUED_NS = 1_000_000  #: between two ISSUED messages, at least
+OLDEST_NS = 60_000_000_000  #: an older time of publication is taken for wrong
+STOOD = 0.45  #: seconds between two rounds of the loop, or without progress of the link, in which calls pile up
 CONFIRM_BYTES = 64 * 1024  #: of printed text, before the worker is told that the program has them
 
 
@@ -35,44 +35,44 @@ class Shipping:
 
     def __init__(self, journal: Journal, returns: Returns, bulk: SameHost, modules: ModuleShip,
                  open_lanes: Callable[[DataLink], None], down: Callable[[DataLink, LinkError], None]) -> None:
-        """``open_lanes``: have lanes opened for the link. ``down``: the link broke."""
+        """``open_lanes``: called to open lanes for the link. ``down``: called when the link broke."""
         self._journal, self._returns, self._bulk, self._modules = journal, returns, bulk, modules
         self._open_lanes, self._down = open_lanes, down
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
-        self.usual = 0  #: calls that the program mostly is ahead of its work, as its workers saw
+        self.usual = 0  #: calls by which the program is usually ahead of its work, as its workers reported
         self.last_round = time.monotonic()
-        self._rest = 0.0  #: seconds that the loop meant to sleep since then
+        self._rest = 0.0  #: seconds that the loop was allowed to sleep since then
         self._pinged = (0, 0.0)  #: the newest call of the last PING, and when it was sent
-        self._pinged_bytes = 0  #: shipped since
-        self._blocked_since = 0.0  #: the link takes nothing since then; 0: it does
-        self._since = 0  #: ns when the oldest call that was not told of was published; 0: none is, or nobody knows
-        self._told_issued = 0  #: ns when the worker was told last
-        self._stood = False  #: calls have piled up here, and the worker does not know
+        self._pinged_bytes = 0  #: shipped since then
+        self._blocked_since = 0.0  #: monotonic seconds since when the link accepts nothing; 0: it does
+        self._since = 0  #: ns when the oldest call that no ISSUED covers was published; 0: none, or unknown
+        self._told_issued = 0  #: ns when the last ISSUED was sent
+        self._stood = False  #: calls have piled up here, and the worker was not told yet
 
     def round_begins(self, now: float) -> None:
-        """The loop looks around; if it has not for long, and did not mean to rest, this process stood still."""
+        """Begin a round; if the last one is long ago, and the loop was not asleep, this process was suspended."""
         if now - self.last_round > STOOD + self._rest:
             self._stood = True
         self.last_round, self._rest = now, 0.0
 
     def rests(self, seconds: float) -> None:
-        """The loop may sleep for so long before the next round.
+        """Note that the loop may sleep for ``seconds`` before the next round.
 
-        What stands still meanwhile is noticed by calls that come late: their time is the program's.
+        A suspension meanwhile is noticed by late calls, whose times of publication are the program's.
         """
         self._rest = seconds
 
     def published(self, before: int) -> None:
-        """The calls after ``before`` are new in the journal."""
+        """Note that the calls after ``before`` are new in the journal."""
         if not self._since:
             self._since = self._returns.published_at(before, self._journal.last_seq)
 
     def begin(self, wanted: int) -> None:
-        """A link is attached whose worker wants call ``wanted`` next."""
+        """Begin with a new link, whose worker expects call ``wanted`` next."""
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
 
     def ship(self, link: DataLink, cursor: Cursor) -> bool:
-        """What the link takes of what stands behind the cursor; whether that was anything."""
+        """Send as many calls from the cursor on as the link accepts; return whether any was sent."""
         sent = False
         try:
             self._tell_stood(link, cursor)
@@ -83,13 +83,13 @@ class Shipping:
                 size = self._bulk.ship(link, cursor, chunk, self._journal.contents.after(cursor)) or \
                     self._modules.ship(link, cursor, chunk)
                 if not size:
-                    break  # the worker is about to say whether it has the next checkpoint
+                    break  # the worker is about to report whether its node has the next module binary
                 self._pinged_bytes += size
                 sent = True
                 if link.long_bytes >= LANES_FROM and link.lanes.wanted:
                     self._open_lanes(link)
                 if self._pinged_bytes > PING_BYTES:
-                    break  # look at the other peers in between
+                    break  # serve the other peers in between
             if link.ready and link.lanes.fresh:
                 link.use_lanes()
             self._ping(link, cursor, time.monotonic())
@@ -101,7 +101,7 @@ class Shipping:
         return sent
 
     def _tell_stood(self, link: DataLink, cursor: Cursor) -> None:
-        """Calls that piled up here go behind a word about it: the worker applies them as a backlog."""
+        """Send a PING ahead of calls that piled up here, which marks them: the worker applies them as a backlog."""
         if not link.ready:
             self._blocked_since = self._blocked_since or time.monotonic()
             return
@@ -113,9 +113,9 @@ class Shipping:
             self._send_ping(link, self._journal.shipped(cursor), stood=True)
 
     def _tell_issued(self, link: DataLink) -> bool:
-        """Say when the calls that follow were issued: whoever keeps them, here or on the way, the worker sees it.
+        """Send when the calls that follow were issued: the worker sees any delay of them, here or on the way.
 
-        Not between long frames, of which one is sealed while another is sent. Returns whether calls may follow.
+        Not between long frames, of which one is sealed while another is sent. Return whether calls may follow.
         """
         now, oldest, self._since = time.monotonic_ns(), self._since, 0
         if now - self._told_issued < ISSUED_NS or link.protocol < 2 or not link.idle:
@@ -130,18 +130,18 @@ class Shipping:
     # -- how far the worker is ----------------------------------------------------------
     @property
     def unanswered(self) -> float:
-        """When the PING was sent that the worker has not answered; 0: there is none."""
+        """Monotonic seconds when the PING was sent that the worker has not answered; 0: there is none."""
         return self._pinged[1] if self._pinged[0] > self.acknowledged else 0.0
 
     def ping_lost(self) -> None:
-        """The worker will not answer it: the next one may follow at once."""
+        """Forget a PING that the worker will not answer: the next one may follow at once."""
         self._pinged = (0, 0.0)
 
     def _send_ping(self, link: DataLink, shipped: int, stood: bool = False) -> None:
         link.send(PING, Ping(shipped, self._journal.last_seq, self.usual, time.monotonic_ns(), stood).pack())
 
     def _ping(self, link: DataLink, cursor: Cursor, now: float) -> None:
-        """Ask how far the worker is: now and then, never for each call."""
+        """Ask for the worker's position: from time to time, never for each call."""
         shipped = self._journal.shipped(cursor)
         much = min(PING_BYTES, self._journal.policy.limit // 4)
         due = self._pinged_bytes > much or now - self._pinged[1] > PING_INTERVAL

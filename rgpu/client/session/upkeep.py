@@ -1,4 +1,4 @@
-"""What a session's loop does once a second: statistics, tickets, journal limits, checkpoints."""
+"""Tasks of a session's loop once a second: statistics, tickets, journal limits, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rgpu.client.journal.keeping import ApplyRate, Exposure, Facts, decide, full_reason
 from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
-from rgpu.client.run.pool_desk import Grant
+from rgpu.client.run.pool_requests import Grant
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
 from rgpu.client.shim_link.usage_page import Usage
@@ -23,11 +23,11 @@ _STATES = {Exposure.RUNNING: RUNNING, Exposure.BLOCK: JOURNAL_FULL, Exposure.UNP
 _EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}
 RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
 RENEW_RETRY = 30.0
-CHECKPOINT_TIMEOUT = 1800.0  #: s; a store may be slow, or held to a bandwidth
+CHECKPOINT_TIMEOUT = 1800.0  #: s; a store may be slow, or limited in bandwidth
 
 
 class Session(Parts, Protocol):
-    """The session's loop, as far as it matters here."""
+    """The part of the session's loop that this module uses."""
 
     grant: Grant
     peer: LocalPeer
@@ -40,7 +40,7 @@ class Session(Parts, Protocol):
 
 
 class Upkeep:
-    """All methods run in the shipper's loop; what takes long goes to the desk's threads."""
+    """Upkeep of one session. All methods run in the shipper's loop; long tasks run on the requests's threads."""
 
     def __init__(self, shipper: Session) -> None:
         self._shipper = shipper
@@ -50,12 +50,12 @@ class Upkeep:
         self._full_since = 0.0  #: monotonic; 0: the journal is not full
         self._renewing = self._checkpointing = False
         self._next_renewal = 0.0
-        self._requested = float("-inf")  #: when a checkpoint was asked for last
-        self._store_error = ""  #: why none came of it
-        self._covered = 0  #: every call ≤ it stands in a durable checkpoint
+        self._requested = float("-inf")  #: monotonic; when a checkpoint was requested last
+        self._store_error = ""  #: why that request failed
+        self._covered = 0  #: a durable checkpoint covers every call ≤ it
         self._covered_at = time.monotonic()
         self._rate = ApplyRate()
-        self._same_host = "not attached"  #: of the attachment, or the last one
+        self._same_host = "not attached"  #: state of sharing memory in this attachment, or the last one
 
     def run(self, now: float) -> None:
         """Do what is due once a second. ``now``: monotonic seconds."""
@@ -65,12 +65,12 @@ class Upkeep:
         self.tell_state()
         self._send_statistics()
         self._renew(now)
-        desk = self._shipper.desk
-        if desk.nodes.refresh_due(now):  # an untroubled session says nothing to the pool for days
-            desk.submit(desk.ask_nodes)
+        requests = self._shipper.requests
+        if requests.nodes.refresh_due(now):  # an undisturbed session makes no other call to the pool for days
+            requests.submit(requests.ask_nodes)
 
     def covered(self, position: int) -> None:
-        """A checkpoint that counts holds every call up to ``position``."""
+        """Note that a durable checkpoint covers every call up to ``position``."""
         if position > self._covered:
             self._covered, self._covered_at, self._store_error = position, time.monotonic(), ""
 
@@ -81,7 +81,7 @@ class Upkeep:
         job = shipper.journal.spill_job()
         if job is not None:
             session = shipper.identity.session
-            shipper.desk.submit(lambda: shipper.post(self._spilled, job, *write_segment(job, session)))
+            shipper.requests.submit(lambda: shipper.post(self._spilled, job, *write_segment(job, session)))
 
     def _spilled(self, job: SpillJob, file: SpillFile | None, error: str) -> None:
         if error:
@@ -92,7 +92,7 @@ class Upkeep:
         self.tell_state()
 
     def facts(self, now: float) -> Facts:
-        """How the journal stands, for :func:`rgpu.client.journal.keeping.decide`."""
+        """Return the state of the journal, for :func:`rgpu.client.journal.keeping.decide`."""
         journal = self._shipper.journal
         calls = max(0, journal.last_seq - self._covered)
         if not calls:
@@ -105,7 +105,7 @@ class Upkeep:
                      given_up=journal.given_up)
 
     def tell_state(self) -> None:
-        """Tell the shim when it shall stop publishing, and when it may go on; ask for a checkpoint when one is due."""
+        """Tell the shim to stop publishing calls, or to go on; request a checkpoint when one is due."""
         shipper, now = self._shipper, time.monotonic()
         journal = shipper.journal
         rules = journal.policy.rules
@@ -130,7 +130,7 @@ class Upkeep:
             shipper.peer.state(*state)
 
     def shared(self, peer: str) -> None:
-        """Device memory is shared with that session: no journal brings this one back, so none is kept from here on."""
+        """Keep no journal from now on: device memory is shared with session ``peer``, which a replay cannot restore."""
         shipper, journal = self._shipper, self._shipper.journal
         if journal.given_up or not journal.policy.recover:
             return
@@ -141,14 +141,14 @@ class Upkeep:
 
     def _ask_for_checkpoint(self, now: float, why: str) -> None:
         self._checkpointing, self._requested = True, now
-        self._shipper.desk.submit(self._checkpoint, why)
+        self._shipper.requests.submit(self._checkpoint, why)
 
     def _checkpoint(self, why: str) -> None:
         session = self._shipper.identity.session
         log.info("asking for a checkpoint", session=session, reason=why)
         error = ""
         try:
-            self._shipper.desk.call("session.checkpoint", {"session": session, "reason": why}, CHECKPOINT_TIMEOUT)
+            self._shipper.requests.call("session.checkpoint", {"session": session, "reason": why}, CHECKPOINT_TIMEOUT)
         except RgpuError as failure:
             error = failure.message
             log.warning("no checkpoint was written", session=session, error=failure.code, reason=error)
@@ -165,11 +165,12 @@ class Upkeep:
             self.renew_now(now)
 
     def renew_now(self, now: float) -> None:
-        """Ask for another ticket, if none is on its way: the present one is old, or a node did not take it."""
+        """Request another ticket, unless a request is under way: the present one is old, or a node refused it."""
         shipper = self._shipper
         if not self._renewing:
             self._renewing = True
-            shipper.desk.submit(lambda: shipper.post(self._renewed, shipper.desk.renew(shipper.identity.session)))
+            session = shipper.identity.session
+            shipper.requests.submit(lambda: shipper.post(self._renewed, shipper.requests.renew(session)))
 
     def _renewed(self, grant: Grant | None) -> None:
         self._renewing = False
@@ -177,7 +178,7 @@ class Upkeep:
 
     # -- statistics ---------------------------------------------------------------------
     def statistics(self) -> dict[str, Any]:
-        """What ``rgpu ps`` shows of the client's side."""
+        """Return what ``rgpu ps`` shows of the client's side."""
         shipper, journal = self._shipper, self._shipper.journal
         if shipper.link is not None:
             self._same_host = shipper.link.host.state
@@ -195,7 +196,7 @@ class Upkeep:
                 "same_host": self._same_host}
 
     def tell_anew(self) -> None:
-        """Another worker is attached, which knows nothing yet."""
+        """Send all statistics again: another worker is attached."""
         self._last_stats = {}
 
     def _send_statistics(self) -> None:

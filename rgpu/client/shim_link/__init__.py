@@ -1,4 +1,4 @@
-"""Between the shim and the agent: the socket, the rings in shared memory, what comes back to the program.
+"""The agent's end of the link to the shim: the socket, rings in shared memory, answers to the program.
 
-It knows no worker.
+Independent of the worker and its connection.
 """

@@ -1,14 +1,14 @@
-"""The worker's memory for long answers, on its way to the program: offered, mapped by the shim, used.
+"""The worker's memory for long answers to the program: offered to the shim, mapped by it, then used.
 
 The worker copies an answer from the device into its area and names the place;
 the program's thread copies it out. It may use a piece of the area again when
 the record ``completed`` of that call was applied, which the shim publishes
-only after it has copied: so nothing here has to say when.
+only after it has copied: so no message is needed for it.
 
-What has an order is the area itself. Messages that name it go through the
-answer ring, the area's descriptor over the Unix socket. So the worker is told
-to use its area only when the shim has mapped it, and another worker's area is
-given to the shim only when everything that names the one before was read.
+The order of two areas has to be kept. Messages that name an area go through the
+answer ring, its descriptor over the Unix socket. So the worker is told to use
+its area only when the shim has mapped it, and another worker's area is given to
+the shim only when every message that names the previous one was read.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ log = get_logger(__name__)
 
 
 class AnswerAreas:
-    """One session's; the shipper's loop uses it."""
+    """Answer areas of one session; used by the shipper's loop."""
 
     def __init__(self, peer: local.LocalPeer, ring: AnswerRing | None, wanted: bool) -> None:
         """``wanted``: the shim can read answers from an area."""
         self._peer, self._ring = peer, ring if wanted else None
         self._current: Area | None = None  #: the shim has it, or is being given it
-        self._mapped = False  #: it said so
-        self._next: Area | None = None  #: the worker's that is attached to, if it is another
-        self._say = False  #: the worker is to be told
-        self._in_use = False  #: and was, on this connection
+        self._mapped = False  #: the shim reported it
+        self._next: Area | None = None  #: the attached worker's, if it is another
+        self._say = False  #: AREA_READY is to be sent
+        self._in_use = False  #: AREA_READY was sent on this connection
         self._named_up_to = 0  #: position in the ring behind the last message that names the current area
         self.bytes = 0  #: of answers that were named
 
     @property
     def pending(self) -> bool:
-        """:meth:`step` may have something to do."""
+        """Whether :meth:`step` may have something to do."""
         return self._say or self._next is not None
 
     def attached(self, area: Area | None) -> None:
-        """Another connection, whose worker has this area."""
+        """Note another connection, whose worker has this area; None: it has none."""
         if self._next is not None:
             self._next.close()
         self._next, self._say, self._in_use = None, False, False
@@ -64,14 +64,14 @@ class AnswerAreas:
             self._next = area
 
     def mapped(self, number: int) -> None:
-        """The shim has mapped that area. Raises :class:`Corrupt` if it was not given it."""
+        """Note that the shim has mapped an area. Raises :class:`Corrupt` for one that it was not given."""
         if self._current is None or number != self._current.number or self._mapped:
             raise Corrupt(f"the shim says it has mapped area {number}, which it was not given", reason="area")
         self._mapped = True
         self._say = self._next is None
 
     def step(self, link: DataLink) -> None:
-        """Do what is due. Raises :class:`LinkError`, and :class:`Corrupt` for an impossible ring."""
+        """Offer the next area and send AREA_READY, when due. Raises :class:`LinkError`, :class:`Corrupt`."""
         if self._next is not None and self._ring is not None and self._ring.was_read(self._named_up_to) \
                 and (self._mapped or self._current is None):
             if self._current is not None:
@@ -85,7 +85,7 @@ class AnswerAreas:
             log.info("long answers come through shared memory", bytes=self._current.size)
 
     def view(self, number: int, offset: int, length: int) -> memoryview:
-        """The place that the worker names. Raises :class:`Corrupt`."""
+        """Return the bytes that the worker names. Raises :class:`Corrupt`."""
         area = self._current
         if area is None or not self._in_use or number != area.number or offset > area.size \
                 or length > area.size - offset:
@@ -94,7 +94,7 @@ class AnswerAreas:
         return area.view[offset:offset + length]
 
     def named(self, length: int, position: int) -> None:
-        """A message that names the area stands in the ring up to ``position``."""
+        """Note a message that names ``length`` bytes of the area and ends at ``position`` of the ring."""
         self.bytes += length
         self._named_up_to = position
 

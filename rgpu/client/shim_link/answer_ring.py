@@ -1,11 +1,11 @@
 """The ring in shared memory by which answers and watermarks reach the program's threads.
 
 The agent writes the ring (it lies behind the agent's page), the shim writes a
-page of its own: how far it has read, and whether one of its threads looks at
+page of its own: how far it has read, and whether one of its threads attends to
 the ring. So neither side can change what the other wrote. A message of the
 worker is opened straight into the ring; the thread that waits copies it from
-there into the program's buffer. docs/developers/links/shim-link.md, "The answer ring", has
-the layout, and why no wake-up is lost.
+there into the program's buffer. docs/developers/links/shim-link.md, "The answer ring", gives
+the layout, and the reason why no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class AgentPage:
         self.fd = os.memfd_create("rgpu-agent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(self.fd, 0, self.size)
         self._map = mmap.mmap(self.fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE,
-                              mmap.PROT_READ | mmap.PROT_WRITE)  # touched now, not with each answer
-        # From here on nobody makes a writable mapping of it: ours exists already.
+                              mmap.PROT_READ | mmap.PROT_WRITE)  # page faults now, not with each answer
+        # From here on no process can make a writable mapping of it; this one's exists already.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | F_SEAL_FUTURE_WRITE)
         self.view = memoryview(self._map)
         self._sleeping = self.view.cast("I")
@@ -72,15 +72,15 @@ class AgentPage:
         try:
             self._map.close()
         except BufferError:
-            pass  # a view of a message is still held; the mapping goes with it
+            pass  # a view of a message is still held; the mapping is freed with it
         os.close(self.fd)
 
 
 class AnswerRing:
-    """The writing end. One thread uses it."""
+    """The writing end of the ring. Used by one thread."""
 
     def __init__(self, page: AgentPage, shim_page: int, doorbell: int) -> None:
-        """Takes the shim's page and the eventfd that wakes its reader over. Raises :class:`Corrupt`."""
+        """Take ownership of the shim's page and of the eventfd that wakes its reader. Raises :class:`Corrupt`."""
         self._page, self._doorbell = page, doorbell
         self._capacity = page.size - AGENT_PAGE_SIZE
         self._data = page.view[AGENT_PAGE_SIZE:]
@@ -96,11 +96,11 @@ class AnswerRing:
         self._written = self._read = 0
         self._silent = False  #: something is published that the shim's reader was not woken for
         self._at = 0  #: where the message under way begins
-        self._stamps = 0  #: that were looked at
+        self._stamps = 0  #: number of stamps that were read
         self._fence = threading.Lock()
 
     def room(self, length: int) -> memoryview | None:
-        """Where a message of the worker (type and body, ``length`` bytes) may be put; None: not before more was read.
+        """Return the place for a worker's message (type and body, ``length`` bytes); None: the shim has to read first.
 
         The place stays the same, and unpublished, until :meth:`publish`.
         """
@@ -119,7 +119,7 @@ class AnswerRing:
         return self._at
 
     def _look(self) -> None:
-        """How far the shim has read. It may say anything: a position that cannot be is refused."""
+        """Read the shim's position. Its page is not trusted: raises :class:`Corrupt` for an impossible one."""
         read = self._words[_READ]
         if not self._read <= read <= self._written:
             raise Corrupt(f"the shim says it has read {read} bytes of answers; it had read {self._read} of "
@@ -127,9 +127,9 @@ class AnswerRing:
         self._read = read
 
     def publish(self, kind: int, length: int, first: bool = True, wake: bool = True) -> None:
-        """Make what stands in the room asked for last known to the shim: a message of ``length`` bytes with its type.
+        """Publish the message in the last :meth:`room` to the shim: ``length`` bytes with its type.
 
-        ``first``: it begins an answer; what was unfinished before it is void. ``wake``: False where :meth:`wake`
+        ``first``: it begins an answer; an unfinished one before it is void. ``wake``: False where :meth:`wake`
         follows, or another message.
         """
         at, block = self._at, _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
@@ -145,22 +145,22 @@ class AnswerRing:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the shim's reader, if it sleeps and was not told of the newest message yet."""
+        """Wake the shim's reader, if it sleeps and was not woken for the newest message yet."""
         if not self._silent:
             return
         self._silent = False
-        # The shim says that it leaves, then looks at `written`; we wrote `written`, and now look whether
-        # it has left. Taking a lock keeps the processor from swapping our two accesses.
+        # The shim clears `attending`, then reads `written`; the agent has written `written`, and now reads
+        # `attending`. Taking a lock keeps the processor from reordering the agent's two accesses.
         with self._fence:
             attending = self._attending[_ATTENDING]
         if not attending:
             os.eventfd_write(self._doorbell, 1)
 
     def published_at(self, after: int, newest: int) -> int:
-        """Time in ns of CLOCK_MONOTONIC when the oldest call behind ``after`` was published, as far as its stamps tell.
+        """Return the time (ns, CLOCK_MONOTONIC) when the oldest call behind ``after`` was published, by the stamps.
 
-        0: nothing is stamped behind it up to ``newest``. The shim may say anything: what is no such time is the
-        caller's to find out.
+        0: no call behind it up to ``newest`` is stamped. The shim's page is not trusted: the caller has to check that
+        the time is possible.
         """
         words, stamped = self._words, self._words[_STAMPED]
         if not 0 < stamped - self._stamps < 1 << 62:
@@ -188,13 +188,13 @@ class AnswerRing:
         return self._written
 
     def was_read(self, position: int) -> bool:
-        """Whether the shim has read everything up to there. Raises :class:`Corrupt`."""
+        """Return whether the shim has read everything up to ``position``. Raises :class:`Corrupt`."""
         if self._read < position:
             self._look()
         return self._read >= position
 
     def put(self, kind: int, body: bytes, wake: bool = True) -> bool:
-        """Publish a message made here; False when there is no room. ``wake``: as :meth:`publish` takes it."""
+        """Publish a message of the agent's own; return False without space for it. ``wake``: as for :meth:`publish`."""
         room = self.room(len(body) + 1)
         if room is None:
             return False

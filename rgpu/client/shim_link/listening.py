@@ -10,7 +10,7 @@ from rgpu.session.errors import LinkError
 
 
 def listen(directory: Path) -> tuple[socket.socket, Path]:
-    """The agent's socket in ``directory``, which must be private. Raises :class:`LinkError`."""
+    """Return the agent's socket in ``directory``, which must be private, and its path. Raises :class:`LinkError`."""
     path = directory / "agent.sock"
     if len(os.fsencode(path)) > 107:
         raise LinkError(f"{path} is too long for a Unix socket: set TMPDIR to a shorter directory")

@@ -1,8 +1,8 @@
-"""The Unix socket between shim and agent: framing, descriptors, and who is there.
+"""The Unix socket between shim and agent: framing, descriptors, and the peer's identity.
 
 Messages: docs/protocols/shim.md. Everything here is
-non-blocking: a shim that does not read, or sends half a message, holds up
-nobody. What comes from the shim is checked before it is used.
+non-blocking: a shim that does not read, or sends half a message, does not
+delay others. Data from the shim is checked before it is used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rgpu.link.messages.shim import (
 )
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
-NAME_LIMIT = 4096  #: bytes of what the ranks of a communicator share
+NAME_LIMIT = 4096  #: bytes of the name that the ranks of a communicator share
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -60,17 +60,15 @@ _WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT, USAGE})
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a connecting process says of itself; ``eventfd`` wakes the agent. The descriptors belong to the receiver of
-    this.
-    """
+    """Facts of a connecting process; ``eventfd`` wakes the agent. The receiver of this owns the descriptors."""
 
     pid: int
     ppid: int
     starttime: int
     executable: str
     eventfd: int
-    ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; the receiver's too
-    text: bool = False  #: it takes what kernels print
+    ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; owned by the receiver
+    text: bool = False  #: it accepts text that kernels print
     area: bool = False  #: it can map an area of answers
 
     def close(self) -> None:
@@ -81,7 +79,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """A segment offered; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
+    """A segment that the shim offers; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
 
     index: int
     kind: int
@@ -98,12 +96,12 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """Asks what devices there are and what they hold; makes no session."""
+    """Request for the devices and the memory used of them; makes no session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A rank of a communicator has come, and asks who else has. ``name``: the same for all its ranks."""
+    """A rank of a communicator has come, and asks which others have. ``name``: the same for all its ranks."""
 
     ranks: int
     rank: int
@@ -113,7 +111,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class ListDevices:
-    """Asks for the devices of a gang's run; makes no session."""
+    """Request for the devices of a gang's run; makes no session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class LocalPeer:
     """One connected shim."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Takes the socket over. Raises :class:`AuthenticationFailed` for another user's process."""
+        """Take ownership of the socket. Raises :class:`AuthenticationFailed` for another user's process."""
         self.sock = sock
         pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
@@ -170,10 +168,10 @@ class LocalPeer:
 
     # -- receiving ----------------------------------------------------------------
     def receive(self) -> list[Message]:
-        """What has come, without waiting; sets :attr:`eof` at the end.
+        """Return the messages received, without waiting; set :attr:`eof` at the end.
 
-        Raises :class:`Corrupt` for bytes that are no message; the shim is then
-        not to be trusted any further.
+        Raises :class:`Corrupt` for bytes that are no message; the connection is
+        not to be used any further then.
         """
         found: list[Message] = []
         while not self.eof and len(found) < 256:
@@ -271,7 +269,7 @@ class LocalPeer:
         self.flush()
 
     def flush(self) -> bool:
-        """True when everything has gone. A shim that went away makes :attr:`eof` true."""
+        """Send what is kept; return True when all of it was sent. A closed connection makes :attr:`eof` true."""
         while self._out:
             view, fd = self._out[0]
             try:
@@ -309,11 +307,11 @@ class LocalPeer:
         self.send(LISTED, facts)
 
     def observed(self, observation: bytes) -> None:
-        """Answer a process that only looks."""
+        """Answer OBSERVE with an encoded observation."""
         self.send(OBSERVED, observation)
 
     def gathered(self, ranks: Sequence[tuple[int, str]]) -> None:
-        """Answer a rank: of each of its communicator, (payload, session); no session: it has not come."""
+        """Answer GATHER: (payload, session) of each rank of the communicator; no session: it has not come."""
         self.send(GATHERED, b"".join(struct.pack("<QH", payload, len(name.encode())) + name.encode()
                                      for payload, name in ranks))
 
@@ -334,7 +332,7 @@ class LocalPeer:
         self.send(REFUSED, struct.pack("<i", result), _text(reason))
 
     def close(self) -> None:
-        """Close the socket and descriptors that nobody took."""
+        """Close the socket and descriptors that no message took."""
         while self._fds:
             os.close(self._fds.popleft())
         try:

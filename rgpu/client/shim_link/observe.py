@@ -1,9 +1,9 @@
-"""What the agent tells monitors (NVML) about the sessions of its program, without making one.
+"""Answers to monitors (NVML) about the sessions of the agent's program, without making one.
 
 A process with a session sees that session's devices. One without sees those of
 the run's first live session; before there is any, those of the session that was
-made for the program before it started, or else of the device that the pool would
-choose now, which is no promise. All processes of a gang's run see the run's list of devices, as the driver shows it.
+made for the program before it started, or else the device that the pool would
+choose now, without a promise. All processes of a gang's run see the run's list of devices, as the driver shows it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.pool_requests import PoolRequests
 from rgpu.link import versions
 from rgpu.link.loggers import get_logger
 from rgpu.session.errors import Corrupt, NotFound, RgpuError
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 CANDIDATE_SECONDS = 10.0  #: how long a candidate's facts are given out before the pool is asked again
-UNKNOWN_SECONDS = 2.0  #: and how long a refusal is
+UNKNOWN_SECONDS = 2.0  #: how long a refusal is given out
 CANDIDATE_TIMEOUT = 5.0
-USAGE_SECONDS = 0.5  #: how long a question waits for the page of a session that has just begun
+USAGE_SECONDS = 0.5  #: how long a request waits for the page of a session that has just begun
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that a session would get: what the pool says of it."""
+    """A device that a session would get, as the pool describes it."""
 
     facts: SessionFacts
     release: str
@@ -47,15 +47,15 @@ class _Seen:
     release: str
     first: int = 0  #: its first device among those of the run's list
     usage: Usage | None = None
-    waited: bool = False  #: for the page: once is enough
+    waited: bool = False  #: for the page, which is done once
 
 
 class Observer:
     """Facts of the live sessions, in the order in which they were made; thread-safe."""
 
-    def __init__(self, desk: Desk, wanted: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, requests: PoolRequests, wanted: Callable[[], dict[str, Any]]) -> None:
         """``wanted()``: the arguments of ``session.candidate``."""
-        self._desk, self._wanted = desk, wanted
+        self._requests, self._wanted = requests, wanted
         self._lock = threading.Lock()
         self._counted = threading.Condition(self._lock)
         self._asking = threading.Lock()
@@ -64,7 +64,7 @@ class Observer:
         self._list: Candidate | None = None  #: the devices of a gang's run
         self._fresh_until = 0.0
 
-    # -- what the agent tells -----------------------------------------------------------
+    # -- the agent's reports ------------------------------------------------------------
     def began(self, session: str, pid: int, facts: SessionFacts, release: str, first: int = 0) -> None:
         """Note that a process has a session from now on. ``first``: in a gang, its first device in the run's list."""
         with self._lock:
@@ -75,12 +75,12 @@ class Observer:
         self._list = Candidate(facts, release)
 
     def placed(self, facts: SessionFacts, release: str) -> None:
-        """A session waits for the program's first process: it needs no more asking what there is."""
+        """Note that a session waits for the program's first process: the pool is not asked for a device any more."""
         with self._asking:
             self._candidate, self._fresh_until = Candidate(replace(facts, number=0), release), float("inf")
 
     def counts(self, session: str, usage: Usage) -> None:
-        """The session's shim keeps its figures on that page."""
+        """Note the page on which the session's shim keeps its figures."""
         with self._lock:
             if session in self._sessions:
                 self._sessions[session].usage = usage
@@ -92,7 +92,7 @@ class Observer:
             self._sessions.pop(session, None)
             self._counted.notify_all()
 
-    # -- what a monitor asks --------------------------------------------------------------
+    # -- requests of monitors --------------------------------------------------------------
     def answer(self, pid: int) -> Observation:
         """Answer the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
         from rgpu.session.observed import Observation
@@ -121,7 +121,7 @@ class Observer:
             count = len(one.facts.devices)
             figures = one.usage.used(count) if one.usage is not None else (0,) * count
             for device, figure in enumerate(figures, one.first):
-                # What the shim wrote may be anything; the program's own tools are all that see it.
+                # The shim's figure is not trusted; only the program's own tools see it.
                 bytes_used = min(figure, one.facts.quota or figure)
                 used[device] += bytes_used
                 processes.append(Process(one.pid, device, bytes_used))
@@ -140,7 +140,7 @@ class Observer:
         return next((one for one in seen if one.pid == pid), seen[0] if seen else None)
 
     def candidate(self) -> Candidate:
-        """What a session would get now. Raises :class:`RgpuError`; both are remembered for a while."""
+        """Return the device that a session would get now. Raises :class:`RgpuError`. Both are kept for a while."""
         with self._asking:
             if time.monotonic() >= self._fresh_until:
                 try:
@@ -155,7 +155,7 @@ class Observer:
         return found
 
     def _ask(self) -> Candidate:
-        reply = self._desk.call("session.candidate", self._wanted(), CANDIDATE_TIMEOUT)
+        reply = self._requests.call("session.candidate", self._wanted(), CANDIDATE_TIMEOUT)
         try:
             versions.check(reply.get("versions"), "the pool")
             return Candidate(replace(SessionFacts.from_dict(reply["facts"]), number=0),

@@ -1,8 +1,8 @@
-"""How much of what kernels printed the program has been given, on the agent's side. Pure.
+"""Count of the text printed by kernels that the program was given, on the agent's side. Pure.
 
 The count is of bytes since the session's beginning, as the worker's is
-(:mod:`rgpu.session.printed`). Agent and shim live and die together: what was
-put into the shim's ring or socket counts as given.
+(:mod:`rgpu.session.printed`). Agent and shim end together: text that was put
+into the shim's ring or socket counts as given.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ HEAD = 8  #: bytes of a piece's position
 
 
 class TextLedger:
-    """See the module docstring. ``given``: bytes."""
+    """Count of one session's printed text. ``given``: bytes."""
 
     def __init__(self) -> None:
         self.given = 0
         self._confirmed = 0
 
     def take(self, body: Any) -> bool:
-        """A piece came: u64 position, bytes. True: there is something new in it, which is given now.
+        """Take a piece (u64 position, bytes); return True if it has new bytes, which count as given from now on.
 
-        A position beyond what was given would leave a hole. Raises :class:`Corrupt` for that, and for what is
-        no piece.
+        Raises :class:`Corrupt` for a position beyond the bytes given, which would leave a hole, and for a body
+        that is no piece.
         """
         if len(body) < HEAD:
             raise Corrupt(f"a piece of printed text has {len(body)} bytes", reason="printed text")
@@ -40,10 +40,10 @@ class TextLedger:
 
     @property
     def unconfirmed(self) -> int:
-        """Bytes given since the worker was told."""
+        """Bytes given since the last :meth:`confirm`."""
         return self.given - self._confirmed
 
     def confirm(self) -> int:
-        """The count that the worker is told now."""
+        """Return the count, which the worker is sent now."""
         self._confirmed = self.given
         return self.given

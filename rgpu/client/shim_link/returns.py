@@ -1,7 +1,7 @@
-"""What comes back to the program: answers and printed text, once each, and the watermark, without ever going back.
+"""Return path to the program: answers and printed text, once each, and the watermark, which never decreases.
 
 With an answer ring the worker's messages are opened in it and published piece
-by piece; without one (an older shim) whole answers go over the Unix socket.
+by piece; without one (an older shim) whole answers are sent over the Unix socket.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rgpu.session.errors import Corrupt
 
 log = get_logger(__name__)
 
-UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim before the link is left alone
+UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim from which on the link is not read
 
 
 class Returns:
-    """One session's way back. ``ring``: None for a shim that reads its socket only."""
+    """Return path of one session. ``ring``: None for a shim that reads its socket only."""
 
     def __init__(self, session: str, peer: local.LocalPeer, ring: AnswerRing | None, deliveries: Deliveries,
                  area: bool = False) -> None:
@@ -48,7 +48,7 @@ class Returns:
 
     @property
     def full(self) -> bool:
-        """The shim is far behind: leave the link alone (without a ring)."""
+        """Whether the shim is so far behind that the link is not to be read (without a ring)."""
         return self._ring is None and self._peer.unsent > UNSENT_LIMIT
 
     def published_at(self, after: int, newest: int) -> int:
@@ -56,17 +56,17 @@ class Returns:
         return 0 if self._ring is None else self._ring.published_at(after, newest)
 
     def room(self, length: int) -> memoryview | None:
-        """Where to open the next message of ``length`` bytes; None: the shim has to read first."""
+        """Return memory in which to open the next message of ``length`` bytes; None: the shim has to read first."""
         return memoryview(bytearray(length)) if self._ring is None else self._ring.room(length)
 
     def reattached(self) -> None:
-        """Another connection: what was under way comes again, from its beginning."""
+        """Drop unfinished answers: a new connection sends them again, from their beginning."""
         self._assembler = AnswerAssembler()
         self._passing, self._assembling = None, False
 
     # -- answers ----------------------------------------------------------------------
     def answer(self, body: memoryview) -> None:
-        """A piece of an answer, standing where :meth:`room` said. Raises :class:`Corrupt`."""
+        """Pass on a piece of an answer, in the memory that :meth:`room` returned. Raises :class:`Corrupt`."""
         if self._ring is None or self._assembling or not self._passes(body):
             self._assemble(body)
             return
@@ -76,13 +76,13 @@ class Returns:
         if not body[0]:
             passing.check(len(body) - 1)
         ring.publish(ANSWER, len(body) + 1, first)
-        passing.add(body[1:])  # summed while the program copies it: in the ring only we write
+        passing.add(body[1:])  # summed while the program copies it: only this process writes to the ring
         if not body[0]:
             self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
             self._passing = None
 
     def answer_at(self, body: memoryview) -> None:
-        """A piece that stands in the worker's area (:mod:`rgpu.client.shim_link.answer_area`). Raises
+        """Pass on a piece in the worker's area (:mod:`rgpu.client.shim_link.answer_area`). Raises
         :class:`Corrupt`."""
         if len(body) < PIECE_AT_LAYOUT.size:
             raise Corrupt("an answer's piece without its place", reason="answer")
@@ -100,14 +100,14 @@ class Returns:
         ring.publish(ANSWER_AT, len(body) + 1, first)
         self.areas.named(length, ring.written)
         passing.add(piece[1:])
-        # The worker keeps it there until it has `completed` of this call, and that comes by way of this thread.
+        # The worker keeps it there until it has applied `completed` of this call, which this thread ships.
         passing.add(payload)
         if not more:
             self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
             self._passing = None
 
     def _passes(self, body: memoryview) -> bool:
-        """Does this piece go straight on to the program? Not that of an answer that it has had."""
+        """Return whether this piece is passed on to the program: not that of an answer that was delivered before."""
         if len(body) < 1 or body[0] > 1:
             raise Corrupt("an answer's piece has no valid 'more' byte", reason="answer")
         if self._passing is None:
@@ -131,9 +131,9 @@ class Returns:
 
     # -- printed text -------------------------------------------------------------------
     def printed(self, body: memoryview) -> None:
-        """A piece of what kernels printed, standing where :meth:`room` said. Raises :class:`Corrupt`.
+        """Pass on a piece of printed text, in the memory that :meth:`room` returned. Raises :class:`Corrupt`.
 
-        The shim counts as this side does, and leaves out what it has had.
+        The shim counts bytes as this side does, and skips those that it already has.
         """
         if not self.text.take(body):
             return
@@ -144,7 +144,7 @@ class Returns:
 
     # -- the watermark ------------------------------------------------------------------
     def watermark(self, body: memoryview) -> None:
-        """Pass on what is new: what the program saw complete stays complete while a replay catches up."""
+        """Pass on new positions only: calls that the program saw complete stay complete while a replay catches up."""
         done, sticky, count = WATERMARK_HEAD_LAYOUT.unpack_from(body)
         if len(body) != WATERMARK_HEAD_LAYOUT.size + STREAM_MARK_LAYOUT.size * count:
             raise Corrupt("a watermark of impossible length", reason="watermark")
@@ -163,16 +163,16 @@ class Returns:
         if self._ring is None:
             self._peer.send(WATERMARK, message)
         else:
-            # It fits: it is no longer than what came. An answer mostly follows, and both wake the reader once.
+            # It fits: it is no longer than the received one. An answer mostly follows, and both wake the reader once.
             self._ring.put(WATERMARK, message, wake=False)
 
     def wake(self) -> None:
-        """Have the program's side see watermarks that no answer followed."""
+        """Wake the program's side for watermarks that no answer followed."""
         if self._ring is not None:
             self._ring.wake()
 
     def _forget_idle(self) -> None:
-        """A stream known only up to what is all done says nothing that ``done`` does not: programs make many."""
+        """Drop streams whose position ``done`` includes, once there are many: programs make many."""
         if len(self._streams) > 1024:
             self._streams = {stream: seq for stream, seq in self._streams.items() if seq > self._done}
 

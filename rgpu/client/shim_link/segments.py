@@ -3,7 +3,7 @@
 The other side may be broken or hostile, and can write at any moment. So each
 header is copied out before it is looked at, every length is checked against
 what was committed, and positions are remembered here, never read twice. Bytes
-may still change under us; the worker checks the sums of what it gets.
+may still change later; the worker checks the checksums of the records.
 
 A walk yields *runs*: stretches of wire bytes that can be read again until they
 are dropped (:mod:`rgpu.client.journal.kept`).
@@ -59,7 +59,7 @@ class Segment:
     __slots__ = ("index", "kind", "size", "view", "words", "uses", "used", "closed", "memory")
 
     def __init__(self, offer: NewSegment, mappings: Mappings) -> None:
-        """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
+        """Check, then map the segment; take ownership of ``offer.fd``. Raises :class:`Corrupt`."""
         try:
             self.memory: Memory | None = mappings.take(_check_offer(offer), offer)
         except OSError as error:
@@ -88,7 +88,7 @@ class Segment:
             self.memory = None
 
     def retire(self, mappings: Mappings) -> None:
-        """It was released: the same memory may be offered again."""
+        """Keep the mapping of a released segment: the same memory may be offered again."""
         self.words.release()
         self.view.release()
         if self.memory is not None:
@@ -97,7 +97,7 @@ class Segment:
 
 
 class Memory:
-    """One memfd of the shim's, mapped here. ``number``: 1, 2, …, no other memory of this agent ever has it."""
+    """One memfd of the shim's, mapped here. ``number``: 1, 2, …, never used again in this agent."""
 
     __slots__ = ("identity", "map", "number", "fd")
 
@@ -128,10 +128,10 @@ class Mappings:
         self._share = share
         self._numbers = 0
         self._kept: OrderedDict[Identity, Memory] = OrderedDict()
-        self.gone: list[int] = []  #: numbers of what was unmapped; who tells others empties it
+        self.gone: list[int] = []  #: numbers of unmapped memory; emptied by the code that reports them
 
     def take(self, identity: Identity, offer: NewSegment) -> Memory:
-        """A mapping of just this memory. Raises :class:`OSError`."""
+        """Return a mapping of this memory, a kept one if there is one. Raises :class:`OSError`."""
         found = self._kept.pop(identity, None)
         if found is None:
             mapping = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -143,7 +143,7 @@ class Mappings:
         return found
 
     def keep(self, memory: Memory) -> None:
-        """Keep a mapping for its next use; the oldest goes when there are too many."""
+        """Keep a mapping for its next use; the oldest is closed when there are too many."""
         if memory.identity[2] > self.LARGEST:
             self._let_go(memory)
             return
@@ -163,7 +163,7 @@ class Mappings:
 
 
 def _read_only(fd: int) -> int:
-    """Another descriptor of that memfd, with which nobody can write to it (OWNERSHIP 12); -1 where there is none."""
+    """Return a descriptor of that memfd that does not allow writing (OWNERSHIP 12); -1 where there is none."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -174,12 +174,12 @@ def _close(mapping: mmap.mmap) -> None:
     try:
         mapping.close()
     except BufferError:
-        pass  # a slice is still on its way out; the mapping goes with it
+        pass  # a slice is still being sent; the mapping is freed with it
 
 
 def _populate(mapping: mmap.mmap) -> None:
-    """Fill the page table ahead of the reader; without the interpreter's lock. Old kernels refuse, and need not."""
-    import numpy as np  # a tenth of the agent's start otherwise
+    """Fill the page table ahead of the reader, without the interpreter's lock. Old kernels may refuse: no harm."""
+    import numpy as np  # imported here: it takes a tenth of the agent's start
 
     try:
         array = np.frombuffer(mapping, np.uint8)
@@ -189,7 +189,7 @@ def _populate(mapping: mmap.mmap) -> None:
 
 
 def _check_offer(offer: NewSegment) -> Identity:
-    """Which memory it is. Raises :class:`Corrupt`."""
+    """Check an offer, and return which memory it is. Raises :class:`Corrupt`."""
     limit = {SEGMENT_LOG: MAX_LOG, SEGMENT_BULK: MAX_BULK}.get(offer.kind, 0)
     if not SEGMENT_HEADER < offer.size <= limit or offer.size % 8:
         raise Corrupt(f"segment {offer.index} of kind {offer.kind} has {offer.size} bytes", segment=offer.index,
@@ -206,7 +206,7 @@ def _check_offer(offer: NewSegment) -> Identity:
 
 
 class InlineRun:
-    """Records that stand as they are in a log segment. The newest one grows."""
+    """Records that are wholly in a log segment. The newest run grows."""
 
     __slots__ = ("first", "last", "segment", "start", "end")
 
@@ -229,7 +229,7 @@ class InlineRun:
 
 
 class ExternalRun:
-    """One record whose payload stands in a bulk segment."""
+    """One record whose payload is in a bulk segment."""
 
     __slots__ = ("first", "last", "segment", "bulk", "_pieces", "size", "call", "payload", "payload_at")
 
@@ -269,7 +269,7 @@ class Walker:
     """Follows the chain of log segments from record 1 on."""
 
     def __init__(self, share: bool = False) -> None:
-        """``share``: as :class:`Mappings` has it."""
+        """``share``: as for :class:`Mappings`."""
         self.mappings = Mappings(share)
         self.logs: dict[int, Segment] = {}
         self.bulks: dict[int, Segment] = {}
@@ -280,7 +280,7 @@ class Walker:
         self._run: InlineRun | None = None
 
     def offer(self, offer: NewSegment) -> Segment:
-        """A segment that the shim announced. Raises :class:`Corrupt`."""
+        """Map a segment that the shim announced. Raises :class:`Corrupt`."""
         if offer.index in self.logs or offer.index in self.bulks or len(self.logs) + len(self.bulks) >= MAX_SEGMENTS:
             os.close(offer.fd)
             raise Corrupt(f"segment {offer.index} was announced twice, or there are too many", segment=offer.index,
@@ -297,7 +297,7 @@ class Walker:
         return self._current
 
     def used_bytes(self) -> tuple[int, int]:
-        """(in closed segments, in open ones) of those that were not given back."""
+        """Return the bytes used (in closed segments, in open ones) of those that were not given back."""
         closed = still = 0
         for segment in (*self.logs.values(), *self.bulks.values()):
             if segment.closed:
@@ -307,22 +307,22 @@ class Walker:
         return closed, still
 
     def has_more(self) -> bool:
-        """Is something committed that was not walked? Cheap: asked before each sleep."""
+        """Return whether there are committed records that were not walked. Cheap: called before each sleep."""
         segment = self._current
         return segment is not None and (segment.words[_COMMITTED] != self._at or
                                         bool(segment.words[_NEXT]) and segment.words[_NEXT] - 1 in self.logs)
 
     def walk(self) -> tuple[list[Run], list[tuple[int, int, int]], bool]:
-        """Everything committed by now: (new runs, [(seq, call id, flags)], whether the end was reached).
+        """Read everything committed by now: (new runs, [(seq, call id, flags)], whether the end was reached).
 
-        An inline run that was handed out before may have grown instead. The
+        An inline run that was returned before may have grown instead. The
         end is not reached while a segment has not been announced yet. Raises
         :class:`Corrupt` with segment and offset.
         """
         runs: list[Run] = []
         calls: list[tuple[int, int, int]] = []
         while (segment := self._current) is not None:
-            following = segment.words[_NEXT]  # before `committed`: what is closed gets no more records
+            following = segment.words[_NEXT]  # read before `committed`: a closed segment gets no more records
             committed = segment.words[_COMMITTED]
             if not self._at <= committed <= segment.size or committed % 8:
                 raise self._corrupt("commits an impossible position", committed=committed)
@@ -347,7 +347,7 @@ class Walker:
 
     def _walk_segment(self, segment: Segment, committed: int, runs: list[Run],
                       calls: list[tuple[int, int, int]]) -> bool:
-        """Records of one segment up to ``committed``; False when a bulk segment is missing."""
+        """Read the records of one segment up to ``committed``; return False when a bulk segment is missing."""
         view, at, seq, run = segment.view, self._at, self.next_seq, self._run
         unpack = HEADER.unpack_from
         try:

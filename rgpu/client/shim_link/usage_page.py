@@ -15,10 +15,10 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Usage:
-    """The shim's page: what it counts. Bytes of each device that the program holds, touches of managed memory."""
+    """The shim's page of counters: bytes of each device that the program holds, touches of managed memory."""
 
     def __init__(self, fd: int) -> None:
-        """Checks, then maps; takes ``fd`` over. Raises :class:`Corrupt`."""
+        """Check, then map the page; take ownership of ``fd``. Raises :class:`Corrupt`."""
         try:
             status = os.fstat(fd)
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or status.st_size != USAGE_PAGE_SIZE \
@@ -34,10 +34,10 @@ class Usage:
             raise Corrupt("the page of bytes used has another magic", reason="header")
 
     def used(self, devices: int) -> tuple[int, ...]:
-        """Bytes, for each device of the session."""
+        """Return the bytes used, for each device of the session."""
         return struct.unpack_from(f"<{min(devices, MAX_DEVICES)}Q", self._map, USAGE_OFFSET)
 
     def managed(self) -> tuple[int, int]:
-        """Touches of managed memory by the CPU that needed the device; of them, those that wait now."""
+        """Return (touches of managed memory by the CPU that needed the device, those of them that wait now)."""
         faults, waiting = struct.unpack_from("<2Q", self._map, USAGE_MANAGED_OFFSET)
         return faults, waiting

@@ -1,6 +1,6 @@
-"""The control link: both ends under one name. It knows verbs and keys, and no session.
+"""The control link: client and server. It handles verbs and keys, not sessions.
 
-The ends are imported when they are first used: a client needs nothing of the server's, nor of asyncio.
+Both ends are imported when they are first used: a client needs neither the server's modules nor asyncio.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The one decision who may do what: from a verb's row, who asks, and whose it is that the verb acts on. Pure.
+"""The authorization decision, from a verb's row, its caller, and the owner of the verb's target. Pure.
 
-Nobody else decides it: the control port asks for the role, the gate of a node
-(:mod:`rgpu.server.node.verbs.gate`) once it knows whose the target is.
+No other module decides it: the control port requests it for the caller's role, the gate of a node
+(:mod:`rgpu.server.node.verbs.gate`) once the target's owner is read.
 
-- An operator acts on all, where the verb is one for operators.
+- An operator acts on everything, where the verb is one for operators.
 - A user acts on what belongs to the same user, with any of the user's keys.
-- A node speaks of sessions that it has, receives or lost, and obeys nobody but the leader.
+- A node acts on sessions that it has, receives or lost, and obeys only the leader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rgpu.session.errors import AuthenticationFailed, NotFound, NotPermitted
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Somebody who asks. ``name``: of the key; ``user``: whose it is, empty for nodes; ``public``: the key in Z85."""
+    """The caller of a verb. ``name``: of the key; ``user``: its holder, empty for nodes; ``public``: the key in Z85."""
 
     role: str
     name: str = ""
@@ -27,13 +27,13 @@ class Actor:
 
     @property
     def label(self) -> str:
-        """Text for people: the user, and which of the user's keys where that has another name."""
+        """Text for display: the user, and which of the user's keys where that has another name."""
         return self.name if self.user in ("", self.name) else f"{self.user} ({self.name})"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a verb acts on: ``what`` names it, for reasons. ``user``: whose; empty: nobody's that is known.
+    """The object that a verb acts on: ``what`` names it, for reasons. ``user``: its owner; empty: not known.
 
     ``nodes``: names of the keys of nodes that have it, receive it, or lost it.
     """
@@ -43,20 +43,20 @@ class Target:
     nodes: frozenset[str] = frozenset()
 
 
-#: What is shown when everybody's is asked for.
+#: The target of a request for all users' objects.
 ALL_USERS = Target("what all users have")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reason``: a sentence for the asker, the audit log and tests."""
+    """A decision. ``reason``: a sentence for the caller, the audit log and tests."""
 
     allowed: bool
     reason: str
 
 
 def decide(verb: Verb, actor: Actor, target: Target | None = None) -> Verdict:
-    """Whether ``actor`` may; ``target`` None: nothing of that name is there, which the verb itself says."""
+    """Decide whether ``actor`` may call it; ``target`` None: no object has that name, which the verb itself reports."""
     if actor.role not in verb.roles:
         needed = " or ".join(sorted(verb.roles))
         return Verdict(False, f"{verb.name} needs a key of role {needed}; this one is a {actor.role}'s")
@@ -77,7 +77,7 @@ def decide(verb: Verb, actor: Actor, target: Target | None = None) -> Verdict:
 
 
 def check(verb: str, role: str) -> Verb:
-    """The verb, if ``role`` may call it at all. Raises :class:`NotFound`, :class:`AuthenticationFailed`."""
+    """Return the verb, if ``role`` may call it at all. Raises :class:`NotFound`, :class:`AuthenticationFailed`."""
     entry = VERBS.get(verb)
     if entry is None:
         raise NotFound(f"no control verb is called {verb!r}", verb=verb)
@@ -88,7 +88,7 @@ def check(verb: str, role: str) -> Verb:
 
 
 def require(verb: Verb, actor: Actor, target: Target | None) -> None:
-    """Raises :class:`AuthenticationFailed` (the role), :class:`NotPermitted` (whose it is)."""
+    """Raise :class:`AuthenticationFailed` (the role) or :class:`NotPermitted` (another's target) for a refused call."""
     verdict = decide(verb, actor, target)
     if not verdict.allowed:
         kind = NotPermitted if actor.role in verb.roles else AuthenticationFailed
@@ -96,8 +96,8 @@ def require(verb: Verb, actor: Actor, target: Target | None) -> None:
 
 
 def rule(verb: Verb, role: str) -> str:
-    """What the table of the docs says of a verb and a role: ``yes``, ``no``, ``own`` or ``all``; :func:`decide`'s own
-    answers about a target that is the asker's and one that is not."""
+    """Return the docs' table entry for a verb and a role: ``yes``, ``no``, ``own`` or ``all``; from :func:`decide`'s
+    answers about a target that is the caller's and one that is not."""
     actor = Actor(role, "me", "" if role in ("node", "invited", "web") else "me")
     own, others = Target("it", "me", frozenset({"me"})), Target("it", "another", frozenset({"another"}))
     mine, theirs = decide(verb, actor, own).allowed, decide(verb, actor, others).allowed

@@ -1,4 +1,4 @@
-"""The asking end of the control link for asyncio: many calls at once to one node."""
+"""The client of the control link for asyncio: many calls at once to one node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rgpu.session.errors import PoolUnavailable, RgpuError, UnknownOutcome
 
 
 class AsyncControlClient:
-    """Many calls at once to one node; for daemons. Make and use it in one event loop."""
+    """A client for many calls at once to one node; for daemons. Make and use it in one event loop."""
 
     def __init__(self, keys: KeyPair, endpoint: Endpoint, context: zmq.asyncio.Context | None = None) -> None:
         self.endpoint = endpoint
@@ -34,7 +34,7 @@ class AsyncControlClient:
     async def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
                    on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "",
                    grant: str = "") -> Any:
-        """Call a verb as :meth:`ControlClient.call` does, of this node only. ``grant``: of a web page's login."""
+        """Call a verb as :meth:`ControlClient.call` does, to this node only. ``grant``: of a web page's login."""
         if self._reader is None:
             self._reader = asyncio.ensure_future(self._read())
         message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16),

@@ -1,7 +1,7 @@
-"""The asking end of the control link: a blocking client. The one for asyncio: :mod:`rgpu.link.control.async_client`.
+"""The client of the control link, blocking. The client for asyncio: :mod:`rgpu.link.control.async_client`.
 
-What a lost answer means depends on the verb: an idempotent one is asked again,
-of the next node; for another one the outcome is unknown, and said to be so.
+When an answer is lost, an idempotent verb is sent again, to the next node; for
+any other verb the outcome is unknown, and an error reports that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rgpu.link.messages.control import Request as Message
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, RgpuError, UnknownOutcome, from_dict
 
 CONNECT_SECONDS = 2.0  #: for one node to finish the handshake
-HEAD_START = 0.3  #: s that a node has for it alone, before the next is looked at as well
+HEAD_START = 0.3  #: s that a node has to connect before the next one is tried as well
 Progress = Callable[[dict[str, Any]], None]
 decode = msgspec.msgpack.Decoder().decode
 _AUTH_REFUSED = 400
@@ -34,7 +34,7 @@ _EVENT = Struct("=Hi")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A message of a node: word of how far it is, a result or an error."""
+    """A message of a node: progress, a result or an error."""
 
     progress: dict[str, Any] | None = None
     result: Any = None
@@ -63,7 +63,7 @@ def configure(socket: Any, keys: KeyPair, endpoint: Endpoint) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT)
-    socket.setsockopt(zmq.IMMEDIATE, 1)  # before the handshake nothing is queued: it would arrive after its caller left
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued before the handshake: it would arrive too late
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     socket.setsockopt(zmq.IPV6, 1 if "[" in endpoint.address else 0)
@@ -71,13 +71,13 @@ def configure(socket: Any, keys: KeyPair, endpoint: Endpoint) -> None:
 
 
 class ControlClient:
-    """Blocking; for command lines and agents. Any thread may call; one call at a time.
+    """A blocking client, for command lines and agents. Any thread may call; one call at a time.
 
-    Several endpoints are tried in turn, the one that answered last first, those that did not answer last: a call's
-    time might not suffice for all of them. One that is dead costs :data:`HEAD_START` while another one is not.
+    Endpoints are tried in turn: first the one that answered the latest call, at the end those that did not answer,
+    because a call's time might not suffice for all. A dead one costs :data:`HEAD_START` while another is alive.
     """
 
-    advice = "is the pool running? ('rgpu up')"  #: what to do when nobody answers
+    advice = "is the pool running? ('rgpu up')"  #: what to do when no node answers
 
     def __init__(self, keys: KeyPair, endpoints: Sequence[Endpoint], connect_timeout: float = CONNECT_SECONDS) -> None:
         self._keys = keys
@@ -92,7 +92,7 @@ class ControlClient:
         return list(self._endpoints)
 
     def refresh(self, endpoints: Sequence[Endpoint]) -> None:
-        """Endpoints that the pool named lately; an empty list changes nothing."""
+        """Replace the endpoints by those that the pool named lately; an empty list changes nothing."""
         if endpoints:
             fresh = list(dict.fromkeys(endpoints))
             kept = [endpoint for endpoint in self._endpoints if endpoint in fresh]
@@ -100,12 +100,12 @@ class ControlClient:
 
     def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
              on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "") -> Any:
-        """Ask; ``timeout`` in seconds counts anew with every progress message.
+        """Call a verb; return its result. ``timeout`` in seconds starts anew with every progress message.
 
-        Raises what the node answered with; :class:`AuthenticationFailed` when
-        our key is not known there; :class:`PoolUnavailable` when no node
-        answered; :class:`UnknownOutcome` when one took a verb that changes
-        things and its answer got lost.
+        Raises the error that the node answers; :class:`AuthenticationFailed`
+        when it refuses our key; :class:`PoolUnavailable` when no node answered;
+        :class:`UnknownOutcome` when the answer to a verb that changes things
+        was lost.
         """
         message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
         with self._lock:
@@ -113,7 +113,7 @@ class ControlClient:
             said: RgpuError | None = None
             deadline = time.monotonic() + timeout
             for gone in self._peers.keys() - set(self._endpoints):
-                self._drop(gone)  # else it would look for a node that is there no more, for ever
+                self._drop(gone)  # else its socket would try to reach a removed node for ever
             for endpoint in self._order(deadline):
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -130,7 +130,7 @@ class ControlClient:
                 self._endpoints.remove(endpoint)
                 self._endpoints.insert(0, endpoint)
                 return result
-            if said is not None:  # a node answered, and knows better than "nobody answers"
+            if said is not None:  # a node answered: its error is more precise
                 raise said
             if refused is not None:
                 raise AuthenticationFailed(refused.message, **refused.detail)
@@ -138,9 +138,9 @@ class ControlClient:
             raise PoolUnavailable(f"no node of the pool answers ({where}): {self.advice}", verb=verb)
 
     def _order(self, deadline: float) -> list[Endpoint]:
-        """The endpoints as they are to be asked: before all others the first one that has connected.
+        """The order in which to try the endpoints: the first one that has connected before all others.
 
-        One after the other begins to connect, each with a head start; half the time is left for the asking itself.
+        They begin to connect one after the other, each with a head start; half the time is left for the call itself.
         """
         endpoints = list(self._endpoints)
         until = time.monotonic() + min(deadline - time.monotonic(), self._connect_timeout) / 2
@@ -152,7 +152,7 @@ class ControlClient:
                 if self._peer(endpoint).wait_connected(min(left, HEAD_START)):
                     return [endpoint, *(other for other in endpoints if other != endpoint)]
             except _NotLetIn:
-                self._drop(endpoint)  # it is told once; asked in its turn, it says so again
+                self._drop(endpoint)  # reported once per socket; a new one reports it again in its turn
         return endpoints
 
     def _peer(self, endpoint: Endpoint) -> _Peer:
@@ -209,13 +209,13 @@ class ControlClient:
 
 
 class _NotLetIn(RgpuError):
-    """The node's ZAP handler does not know our key; internal, becomes AuthenticationFailed."""
+    """The node's ZAP handler refuses our key; internal, becomes AuthenticationFailed."""
 
     code = "not_let_in"
 
 
 class _Peer:
-    """One DEALER and its monitor, which tells a refused key from a node that is not there."""
+    """One DEALER and its monitor, which distinguishes a refused key from an unreachable node."""
 
     EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 
@@ -231,7 +231,7 @@ class _Peer:
         self.socket.connect(endpoint.address)
 
     def wait_connected(self, timeout: float) -> bool:
-        """Raises :class:`_NotLetIn` when the key is refused."""
+        """Wait for the handshake; False on timeout. Raises :class:`_NotLetIn` when the key is refused."""
         deadline = time.monotonic() + timeout
         self._events()
         while not self._connected:
@@ -242,7 +242,7 @@ class _Peer:
         return True
 
     def send(self, data: bytes, timeout: float) -> bool:
-        """False: nothing was sent, the connection was lost meanwhile. (A send would wait for it for ever.)"""
+        """Send a message. False: nothing was sent, the connection was lost. (Without timeout it would block.)"""
         self.socket.setsockopt(zmq.SNDTIMEO, int(timeout * 1000) + 1)
         try:
             self.socket.send(data)
@@ -251,7 +251,7 @@ class _Peer:
         return True
 
     def receive(self, timeout: float) -> bytes | None:
-        """The next message; None when the time is up or the connection is lost."""
+        """Return the next message; None when the time is up or the connection is lost."""
         deadline = time.monotonic() + timeout
         while True:
             if self.socket.poll(0):

@@ -1,4 +1,4 @@
-"""The answering end of the control link: ZeroMQ ROUTER with CURVE, roles from keys, handlers by verb.
+"""The server of the control link: ZeroMQ ROUTER with CURVE, roles from keys, handlers by verb.
 
 One message is one frame of msgpack (docs/protocols/control.md). A peer whose key is
 not authorized gets no further than CURVE's handshake (ZAP, RFC 27).
@@ -35,7 +35,7 @@ from rgpu.session.errors import AuthenticationFailed, LimitReached, LinkError, R
 
 log = get_logger(__name__)
 
-#: Messages that ZeroMQ keeps for one connection: those that came, and answers to a peer that does not read.
+#: Messages that ZeroMQ keeps for one connection: received ones, and answers to a peer that does not read.
 RECEIVED_AHEAD, ANSWERED_AHEAD = 8, 32
 HANDSHAKE_MS = 5000
 #: Verbs whose request may wait for news, for ``wait`` s.
@@ -45,7 +45,7 @@ _ZAP = "inproc://zeromq.zap.01"
 
 @dataclass(slots=True)
 class Request:
-    """What a handler is given. ``role``, ``name``, ``public``: who asks, proven by CURVE. ``peer``: where from."""
+    """A request for a handler. ``role``, ``name``, ``public``: of the caller, proven by CURVE. ``peer``: address."""
 
     verb: str
     args: dict[str, Any]
@@ -56,17 +56,17 @@ class Request:
     epoch: int
     command: str
     _send_progress: Callable[[dict[str, Any]], Awaitable[None]] = field(repr=False)
-    user: str = ""  #: whose key it is (:attr:`rgpu.link.keys.PublicKey.holder`)
+    user: str = ""  #: holder of the key (:attr:`rgpu.link.keys.PublicKey.holder`)
     peer: str = ""
-    via: str = ""  #: the name of the key that asks in the place of ``public``; of a web page
+    via: str = ""  #: the name of the web page's key that calls on behalf of ``public``
 
     @property
     def actor(self) -> Actor:
-        """The asker, as decisions take it."""
+        """The caller, for authorization decisions."""
         return Actor(self.role, self.name, self.user, self.public)
 
     async def progress(self, **values: Any) -> None:
-        """Tell the caller how far it is; also shows that the node is alive."""
+        """Send the caller a progress message; it also shows that the node is alive."""
         await self._send_progress(values)
 
 
@@ -76,9 +76,9 @@ Handler = Callable[[Request], Awaitable[Any]]
 class CommandLog:
     """Results by command id: a repeated command is answered, not done again (OWNERSHIP 6).
 
-    A repetition that comes while the first still runs waits for it. An owner's oldest
-    results are forgotten beyond ``limit``; running ones never are. Errors are kept in words:
-    an exception would keep everything that its handler had in hand.
+    A repetition that arrives while the first still runs waits for it. An owner's oldest
+    results are deleted beyond ``limit``; running ones never are. Errors are kept in wire form:
+    an exception would keep all objects of its handler alive.
     """
 
     def __init__(self, limit: int = 1024) -> None:
@@ -86,7 +86,7 @@ class CommandLog:
         self._known: dict[str, OrderedDict[str, asyncio.Future[tuple[Any, dict[str, Any] | None]]]] = {}
 
     async def run(self, owner: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """``work()``'s result or error, from the first time this id was seen."""
+        """Return ``work()``'s result, or raise its error, from the first time this id was seen."""
         known = self._known.setdefault(owner, OrderedDict())
         found = known.get(command)
         if found is None:
@@ -94,7 +94,7 @@ class CommandLog:
             done = [key for key, future in known.items() if future.done()]
             for key in done[:max(0, len(known) - self._limit)]:
                 del known[key]
-        # A caller that goes away must not cancel the command: it may have half happened.
+        # A caller that disconnects must not cancel the command: it may be half done.
         result, error = await asyncio.shield(found)
         if error is not None:
             raise from_dict(error)
@@ -105,7 +105,7 @@ class CommandLog:
 
 
 async def _outcome(work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, Any] | None]:
-    """What ``work`` gives, or its error as the wire has it."""
+    """The result of ``work``, or its error in wire form."""
     try:
         return await work(), None
     except RgpuError as error:
@@ -116,7 +116,7 @@ async def _outcome(work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, A
 
 
 class ControlServer:
-    """Answers control messages on one port; see the module docstring."""
+    """A server of control messages on one port; see the module docstring."""
 
     def __init__(self, keys: KeyPair, authorized: AuthorizedKeys, address: str, budget: Budget | None = None) -> None:
         """``address``: tcp://HOST:PORT, port 0 or ``*`` for any free one. ``budget``: of its connections."""
@@ -135,30 +135,30 @@ class ControlServer:
         self._warned = Warned()
         self.address = ""  #: where it listens, once started
         self.grants = Grants()
-        #: Let in besides the authorized: public key → who it is; processes that the node itself has started.
+        #: Accepted besides the authorized keys: public key → its description; of processes that the node has started.
         self.own_processes: dict[str, PublicKey] = {}
-        #: Told of each request that was answered: (verb, ok or the error's code); for figures.
+        #: Called for each request that was answered: (verb, ok or the error's code); for metrics.
         self.observe: Callable[[str, str], None] = lambda verb, outcome: None
-        #: Asked before a handler is: raises what the caller is refused with.
+        #: Called before a handler; raises an error to refuse the caller.
         self.admit: Callable[[Request], Awaitable[None]] = _admit_all
-        #: Told of each request of somebody known, with its outcome (``ok`` or the error's code) and its reason.
+        #: Called for each request with an accepted key, with its outcome (``ok`` or the error's code) and its reason.
         self.audit: Callable[[Request, str, str], None] = lambda request, outcome, reason: None
-        #: Told of each peer that was not let in: (address, public key in Z85).
+        #: Called for each refused peer: (address, public key in Z85).
         self.stranger: Callable[[str, str], None] = lambda peer, public: None
 
     @property
     def bound(self) -> tuple[str, int]:
-        """(host, port) where it listens. For a server that was started."""
+        """Return (host, port) where it listens. Only after :meth:`start`."""
         assert self._front is not None
         return self._front.gate.bound
 
     @property
     def gate(self) -> Gate | None:
-        """What stands before the port; None before :meth:`start`."""
+        """The gate in front of the port; None before :meth:`start`."""
         return self._front.gate if self._front else None
 
     def register(self, verb: str, handler: Handler) -> None:
-        """Handler for a verb of the table. Raises :class:`ValueError` for an unknown verb."""
+        """Set the handler of a verb of the table. Raises :class:`ValueError` for an unknown verb."""
         if verb not in VERBS:
             raise ValueError(f"{verb} is not in the table of verbs")
         self._handlers[verb] = handler
@@ -209,7 +209,7 @@ class ControlServer:
         return task
 
     async def _authenticate(self) -> None:
-        """ZAP: lets a known key in, as the user named by the key itself."""
+        """Answer ZAP requests: accept a known key, and return the key itself as the user id."""
         while True:
             request = await self._zap.recv_multipart()
             status, text, user = b"400", b"unknown key", b""
@@ -225,14 +225,14 @@ class ControlServer:
             await self._zap.send_multipart([b"1.0", number, status, text, user, b""])
 
     def _find(self, public: str) -> PublicKey | None:
-        """Who has that key, if it is let in now."""
+        """The description of a public key, if it is accepted now."""
         return self._authorized.find(public) or self.own_processes.get(public)
 
     def _stands_for(self, who: PublicKey, message: Message) -> PublicKey:
-        """Whose request it is: of a web page that brings a user's grant, the user's.
+        """The key that a request acts for: the user's, where a web page sends a user's grant.
 
-        Raises :class:`AuthenticationFailed` for a grant that is over, a key that is let in no more, a verb that pages
-        do not ask, and a grant that another than a web page sends.
+        Raises :class:`AuthenticationFailed` for a grant that has expired, a key that is not accepted any more, a verb
+        that pages do not call, and a grant from another process than a web page.
         """
         if not message.grant:
             return who
@@ -250,7 +250,7 @@ class ControlServer:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
             if len(frames) != 2 or len(self._tasks) > limits.ALL:
-                continue  # not ours; or too busy with other nodes, and the caller's timeout tells it so
+                continue  # invalid; or too busy with other nodes: the caller's timeout expires
             try:
                 public = frames[1].get("User-Id")
             except zmq.ZMQError:
@@ -259,15 +259,15 @@ class ControlServer:
             self._take(frames[0].bytes, str(public), address, frames[1])
 
     def _take(self, peer: bytes, public: str, address: str, frame: Any) -> None:
-        """Read one message, and begin with it if its sender may ask for that much."""
-        who = self._find(public)  # again: its key may have been taken away meanwhile
+        """Read one message, and handle it if its sender's limits allow it."""
+        who = self._find(public)  # again: its key may have been revoked meanwhile
         role = who.role if who else "invited"
         try:
             message = intake.read(frame.buffer, role)
         except intake.Unreadable as found:
             self._refuse(peer, found.id, found.verb, found.error)
             return
-        with contextlib.suppress(AuthenticationFailed):  # it is told so in its turn
+        with contextlib.suppress(AuthenticationFailed):  # reported when the request is answered
             who = self._stands_for(who, message) if who else None
         wants = message.args.get("wait")
         polls = message.verb in POLLS and isinstance(wants, int | float) and wants > 0
@@ -297,7 +297,7 @@ class ControlServer:
             self._refusals.append([peer, encode({"id": number, "ok": False, **_plain(error.as_dict())})])
 
     async def _send_refusal(self, first: list[bytes]) -> None:
-        """Send refusals, one after the other, by one task however many there are."""
+        """Send all refusals, one after the other, in one task."""
         self._refusals.append(first)
         try:
             while self._refusals:
@@ -313,7 +313,7 @@ class ControlServer:
             reply = encode({"id": message.id, "ok": True, "result": result})
             self.observe(message.verb, "ok")
         except RgpuError as error:
-            if message.verb in VERBS:  # anything else is a name that a peer made up
+            if message.verb in VERBS:  # any other name was made up by a peer
                 self.observe(message.verb, error.code)
             reply = encode({"id": message.id, "ok": False, **_plain(error.as_dict())})
         except asyncio.CancelledError:
@@ -325,7 +325,7 @@ class ControlServer:
         await self._socket.send_multipart([peer, reply])
 
     async def _answer(self, peer: bytes, public: str, address: str, message: Message) -> Any:
-        who = self._find(public)  # again: its key may have been taken away meanwhile
+        who = self._find(public)  # again: its key may have been revoked meanwhile
         if who is None:
             self.stranger(address, public)
             raise AuthenticationFailed("this key is not authorized any more")
@@ -362,16 +362,16 @@ class ControlServer:
 
 
 def actor_of(key: PublicKey) -> Actor:
-    """Return the holder of a key, as decisions take it."""
+    """Return the holder of a key, for authorization decisions."""
     return Actor(key.role, key.name, key.holder, key.public)
 
 
 async def _admit_all(request: Request) -> None:
-    """Refuse nobody."""
+    """Admit every request."""
 
 
 def _plain(value: Any) -> Any:
-    """Error details may hold anything; the wire takes what msgpack knows."""
+    """Convert error details, which may hold any object, to types that msgpack encodes."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

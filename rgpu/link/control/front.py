@@ -1,9 +1,9 @@
-"""What stands before the control port's ZeroMQ socket: a relay that a peer passes only by what it says.
+"""A relay in front of the control port's ZeroMQ socket, which only peers with a valid handshake pass.
 
-ZeroMQ accepts every connection, and one that says nothing costs it a descriptor. So the port is a
-:class:`~rgpu.link.gate.gate.Gate`: a peer that begins as ZMTP does is connected to the socket inside (an abstract Unix
-address that only this user may reach), and counts as proven when ZeroMQ answers READY, which follows its key's
-examination (ZAP). What is sealed stays sealed: names of commands are all that is read here, as far as the handshake.
+ZeroMQ accepts every connection, and a silent one costs it a descriptor. So the port is a
+:class:`~rgpu.link.gate.gate.Gate`: a peer that begins with a ZMTP signature is connected to the inner socket (an
+abstract Unix address that only this user may reach), and counts as proven when ZeroMQ answers READY, which follows the
+check of its key (ZAP). The relay decrypts nothing: it reads only the names of the handshake's commands.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 CHUNK = 64 * 1024  #: bytes held of one direction of one connection, at most
 SIGNATURE = 10  #: of a ZMTP greeting: 0xFF, eight bytes, 0x7F
 GREETING = 64
-#: What a peer may send before it is proven: greeting, HELLO (202 bytes), INITIATE (some 350).
+#: Bytes that a peer may send before it is proven: greeting, HELLO (202 bytes), INITIATE (some 350).
 UNPROVEN_BYTES = 4096
-#: s that answers may lie here for a peer that does not read: ZeroMQ keeps more of them meanwhile.
+#: s that answers may wait here for a peer that does not read: ZeroMQ keeps more of them meanwhile.
 STUCK_SECONDS = 5.0
 _LONG, _COMMAND = 0x02, 0x04
 
 
 class Front:
-    """The control port as others see it. ``inside``: where ZeroMQ binds, as it writes addresses."""
+    """The control port as peers reach it. ``inside``: the address that ZeroMQ binds, in its notation."""
 
     def __init__(self, listen: tuple[str, int], budget: Budget) -> None:
         """Bind. Raises :class:`LinkError` where that address is not free."""
@@ -49,14 +49,14 @@ class Front:
         self.gate.start()
 
     def finish(self, seconds: float = 0.5) -> None:
-        """End the port once what the socket inside has sent, which is closed now, is passed on; so long at most."""
+        """Close the port once the data of the inner socket, closed already, is passed on; within ``seconds``."""
         until = time.monotonic() + seconds
         while self.gate.known and time.monotonic() < until:
             time.sleep(0.005)
         self.gate.close()
 
     def peer_of(self, descriptor: int) -> str:
-        """The host's address of who is behind a connection of the ZeroMQ socket; empty where it has gone."""
+        """Return the address of the peer's host behind a ZeroMQ connection; empty where it has ended."""
         try:
             with socket.socket(fileno=os.dup(descriptor)) as sock:
                 name = sock.getpeername()
@@ -65,7 +65,7 @@ class Front:
         return self._peers.get(name, "") if isinstance(name, bytes) else ""
 
     def at_the_door(self) -> str:
-        """Addresses of the hosts whose peers' keys are being examined, divided by commas: mostly one."""
+        """Return the addresses of the hosts whose peers' keys are being checked, separated by commas: mostly one."""
         return ",".join(sorted({one.address for one in self.gate.unproven() if one.stage is Stage.KNOWS}))[:200]
 
     # -- in the gate's thread ----------------------------------------------------------
@@ -73,7 +73,7 @@ class Front:
         return _Relayed(gate, sock, peer, self)
 
     def connect(self, peer: str) -> tuple[socket.socket, bytes]:
-        """A connection to the socket inside, for ``peer``, and the name it is known by. Raises OSError."""
+        """Connect to the inner socket for ``peer``; return the connection and its name. Raises OSError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         name = f"\0{self._name}/{next(self._numbers)}".encode()
         try:
@@ -86,17 +86,17 @@ class Front:
         return sock, name
 
     def forget(self, name: bytes) -> None:
-        """A connection inside has ended."""
+        """Delete the entry of an inner connection that has ended."""
         self._peers.pop(name, None)
 
     def refused(self, peer: str, why: str) -> None:
-        """Log that a peer ended before it was known; many make few lines."""
+        """Log that a peer's connection ended before it was proven; many make few lines."""
         if self._warned.due():
             log.info("a control connection ended before its peer was known", peer=peer, reason=why)
 
 
 class _Flow:
-    """One direction: what was received and cannot be sent yet."""
+    """One direction: ``pending`` was received and cannot be sent yet."""
 
     __slots__ = ("pending", "source", "target")
 
@@ -113,7 +113,7 @@ class _Flow:
 
 
 class _Relayed(Visitor):
-    """One peer of the control port, and its connection inside once it has begun as ZMTP does."""
+    """One peer of the control port, and its inner connection once it has sent a ZMTP signature."""
 
     def __init__(self, gate: Gate, sock: socket.socket, peer: tuple[str, int], front: Front) -> None:
         super().__init__(gate, sock, peer)
@@ -126,7 +126,7 @@ class _Relayed(Visitor):
         self._out: _Flow | None = None
         self._came = 0
         self._handshake = Handshake()
-        self._stuck = 0.0  #: monotonic s since when its peer takes nothing; 0: it does
+        self._stuck = 0.0  #: monotonic s since when its peer reads nothing; 0: it reads
 
     def ready(self, sock: socket.socket, events: int) -> bool:
         if self._in is None or self._out is None:
@@ -145,7 +145,7 @@ class _Relayed(Visitor):
         data = self.sock.recv(SIGNATURE - len(self._begun))
         self._begun += data
         if not data or self._begun[0] != 0xFF or len(self._begun) == SIGNATURE and self._begun[9] != 0x7F:
-            return False  # not ours: no answer
+            return False  # not ZMTP: no answer
         self.stage = Stage.SPEAKS
         if len(self._begun) < SIGNATURE:
             return True
@@ -166,7 +166,7 @@ class _Relayed(Visitor):
         return True
 
     def _look(self, flow: _Flow, data: bytes) -> None:
-        """How far the handshake is. Raises :class:`LinkError` for a peer that sends more than one takes."""
+        """Follow the handshake. Raises :class:`LinkError` for a peer that sends more than one needs."""
         if flow is self._in:
             self._came += len(data)
             if self._came > UNPROVEN_BYTES:
@@ -179,21 +179,21 @@ class _Relayed(Visitor):
             self.stage = max(self.stage, stage)
 
     def _watch(self) -> None:
-        """Of each socket, what can be gone on with: a direction that is stuck is not read further."""
+        """Watch each socket for the events that can make progress: a direction with pending data is not read."""
         assert self._in is not None and self._out is not None and self._inner is not None
         for sock, reads, writes in ((self.sock, self._in, self._out), (self._inner, self._out, self._in)):
             events = (0 if reads.pending else READ) | (WRITE if writes.pending else 0)
             self.gate.watch(self, sock, events)
 
     def expired(self, now: float) -> str:
-        """Why a connection that is known has to end: what is there for its peer was not taken for so long."""
+        """Return why a proven connection has to end: its peer has not read its data for too long; empty: it stays."""
         waits = self._out is not None and bool(self._out.pending)
         self._stuck = (self._stuck or now) if waits else 0.0
         return f"it takes no answers for {STUCK_SECONDS:g} s" if waits and now - self._stuck > STUCK_SECONDS else ""
 
     @property
     def waits(self) -> bool:
-        """Whether something is there for its peer that it has not taken yet."""
+        """Whether data waits that its peer has not read yet."""
         return bool(self._stuck) or (self._out is not None and bool(self._out.pending))
 
     def end(self, why: str) -> None:
@@ -207,7 +207,7 @@ class _Relayed(Visitor):
 
 
 class Handshake:
-    """What a ZeroMQ CURVE server says in its handshake, read along: how far its peer is."""
+    """A parser of the messages of a ZeroMQ CURVE server's handshake, which show how far its peer is."""
 
     def __init__(self) -> None:
         self._said = bytearray()
@@ -215,7 +215,7 @@ class Handshake:
         self._stage = Stage.SPEAKS
 
     def hear(self, data: bytes) -> Stage:
-        """More of what the server says; the stage that its peer has reached by it."""
+        """Parse more of the server's data; return the stage that its peer has reached by it."""
         if self._stage is Stage.PROVEN:
             return self._stage
         self._said += data
@@ -228,7 +228,7 @@ class Handshake:
         return self._stage
 
     def _next(self) -> bytes | None:
-        """The name of the next whole command; empty for what is none."""
+        """The name of the next complete command; empty for a frame that is none."""
         head = self._said[self._at:self._at + 9]
         if len(head) < 2:
             return None

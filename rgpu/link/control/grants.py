@@ -1,10 +1,11 @@
 """Logins of the web page of one node: one-time codes, and the grants that they are exchanged for. Pure: time is given.
 
 The web page runs as a process of its own with a key of role ``web``, which may redeem codes and nothing else. A user
-asks the node for a code with the user's own key; a browser that brings it to the page is that user's. The page redeems
-the code for a *grant*, and sends that with each request: the node then takes it as a request of the user's key, for the
-verbs that pages may ask (:attr:`rgpu.link.control.verbs.Verb.web`), as long as that key is let in. Codes and grants are
-in the memory of the node's daemon, which alone makes, checks and forgets them: other clocks and nodes do not matter.
+requests a code from the node with the user's own key; a browser that presents it to the page is that user's. The page
+redeems the code for a *grant*, and sends it with each request: the node then handles that as a request of the user's
+key, for the verbs that pages may call (:attr:`rgpu.link.control.verbs.Verb.web`), as long as that key is accepted.
+Codes and grants are in the memory of the node's daemon, which alone makes, checks and deletes them: other clocks and
+nodes do not matter.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from rgpu.session.errors import AuthenticationFailed, LimitReached
 
 CODE_SECONDS = 300.0  #: in which a code must be used
 GRANT_SECONDS = 8 * 3600.0  #: for which a login holds
-CODES_A_KEY, GRANTS_A_KEY = 8, 16  #: at once; the oldest grant makes room, one more code is refused
+CODES_A_KEY, GRANTS_A_KEY = 8, 16  #: at once; a further grant replaces the oldest one, a further code is refused
 MOST = 4096  #: codes, and grants, of all keys
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a code or a grant stands for. ``until``: seconds, of the clock that is given."""
+    """The key that a code or a grant stands for. ``until``: seconds, of the clock that is given."""
 
     public: str
     until: float
 
 
 def _digest(secret: str) -> str:
-    """What is kept in memory of a secret, so that looking it up tells nothing by its time."""
+    """The digest of a secret that is kept in memory, so that the time of a lookup reveals nothing."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
@@ -76,7 +77,7 @@ class Grants:
         return held.public
 
     def end(self, grant: str) -> None:
-        """Forget a grant; one that is unknown is no error."""
+        """Delete a grant; an unknown one is no error."""
         self._grants.pop(_digest(grant), None)
 
     def _forget(self, now: float) -> None:

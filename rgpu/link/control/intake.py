@@ -1,4 +1,4 @@
-"""Reading a control message without building more than its sender may have built. Pure.
+"""Parsing a control message without building larger objects than its sender may cause. Pure.
 
 The fields around ``args`` are few and short; ``args`` stays packed until the sender and the size are known.
 """
@@ -19,7 +19,7 @@ SHORT = 64 * 1024
 LONG = 4 * 1024 * 1024 + SHORT
 #: Verbs of users whose messages may be long.
 CARRIES = frozenset({"image.import"})
-#: A long message says within so many bytes who it is and what it asks.
+#: A long message contains its id and verb within so many bytes.
 HEAD = 256
 
 _ID = re.compile(rb"\xa2id(?:[\xa1-\xbf]|\xd9.)([0-9A-Za-z_.-]{1,64})", re.DOTALL)
@@ -39,7 +39,7 @@ class _Envelope(msgspec.Struct):
 
 
 class _Piece(msgspec.Struct):
-    """What a long message of a user may hold: no list and no map, of which a few bytes make much."""
+    """The arguments of a user's long message: no list and no map, of which a few bytes make large objects."""
 
     id: str = ""
     offset: int = 0
@@ -54,7 +54,7 @@ _piece = msgspec.msgpack.Decoder(_Piece).decode
 
 
 class Unreadable(Exception):
-    """A message that cannot be taken. ``id``: of the request, for the refusal; empty where it does not say."""
+    """A message that is not accepted. ``id``: of the request, for the refusal; empty where it cannot be read."""
 
     def __init__(self, number: str, verb: str, error: Corrupt | LimitReached) -> None:
         super().__init__(error.message)
@@ -62,7 +62,7 @@ class Unreadable(Exception):
 
 
 def read(body: bytes | memoryview, role: str) -> Message:
-    """The request in ``body``, from a key of that role. Raises :class:`Unreadable`."""
+    """Return the request in ``body``, from a key of that role. Raises :class:`Unreadable`."""
     number, verb = _said(body)
     if len(body) > LONG or len(body) > SHORT and role != "node" and verb not in CARRIES:
         raise Unreadable(number, verb, LimitReached(

@@ -1,7 +1,7 @@
-"""How much one key may ask of a node at once and a second, as one decision. Pure: time is given.
+"""Limits for the requests of one key to a node, at once and per second, as one decision. Pure: time is given.
 
-Nodes are not counted: they speak for all, and obey the leader. Requests that come too fast are held back a little; too
-many at once are refused, so that there is room for others.
+Nodes are not counted: they act for all users, and obey the leader. Requests that arrive too fast are delayed a little;
+too many at once are refused, so that other keys are served.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 #: Requests that a node handles at once; so many of them for users and operators, the rest is the pool's own.
 ALL, OF_PEOPLE = 1024, 768
-#: From so many of theirs on, a key has two at once.
+#: From so many requests of users and operators on, a key may have two at once.
 CROWDED = 960
 
 
@@ -18,7 +18,7 @@ CROWDED = 960
 class Limits:
     """Limits of one key: ``rate`` requests a second after ``burst`` at once, ``running`` at once, ``polls`` that wait.
 
-    ``patience``: s that a request may be held back to keep the rate. ``long``: bytes of long messages in hand.
+    ``patience``: s that a request may be held back to keep the rate. ``long``: bytes of long messages in progress.
     """
 
     rate: float = 100.0
@@ -30,13 +30,13 @@ class Limits:
 
 
 ROLES = {"user": Limits(), "operator": Limits(rate=400.0, burst=1200.0, running=256, polls=128),
-         "web": Limits(running=64, polls=0),  # what it asks by itself; with a user's grant it is counted as the user
+         "web": Limits(running=64, polls=0),  # its own requests; with a user's grant they count as the user's
          "invited": Limits(rate=5.0, burst=20.0, running=4, polls=0)}
 
 
 @dataclass(slots=True)
 class Usage:
-    """What one key has under way at a node. ``tokens`` at ``when`` (monotonic s)."""
+    """The requests of one key in progress at a node. ``tokens`` at ``when`` (monotonic s)."""
 
     tokens: float
     when: float
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``wait``: s to hold the request back. ``poll``: whether it may wait for news; else it is answered at once.
+    """A decision. ``wait``: s to delay the request. ``poll``: whether it may wait for news; else answer it at once.
 
     ``reason``: a sentence; of a refusal unless ``allowed``.
     """
@@ -67,9 +67,9 @@ class Verdict:
 
 
 def decide(limits: Limits, usage: Usage, people: int, busy: int, asked: Asked, now: float) -> Verdict:
-    """Whether one more request of a key is taken. ``people``: requests of users and operators under way here.
+    """Decide whether one more request of a key is accepted.
 
-    ``busy``: how many keys these are of.
+    ``people``: requests of users and operators in progress here; ``busy``: number of their keys.
     """
     share = limits.running
     if people >= CROWDED:
@@ -94,13 +94,13 @@ def decide(limits: Limits, usage: Usage, people: int, busy: int, asked: Asked, n
 
 @dataclass(slots=True)
 class Ledger:
-    """The keys that have asked lately, and what they have under way."""
+    """The keys that sent requests lately, and their requests in progress."""
 
     known: dict[str, Usage] = field(default_factory=dict)
     people: int = 0
 
     def begin(self, public: str, role: str, asked: Asked, now: float) -> tuple[Usage | None, Verdict]:
-        """Judge one request and count it if it is taken; the usage is to be given to :meth:`end`. None: not counted."""
+        """Decide about one request and count it if it is accepted; pass the usage to :meth:`end`. None: not counted."""
         limits = ROLES.get(role)
         if limits is None:
             return None, Verdict(True, "nodes are not counted")
@@ -121,13 +121,13 @@ class Ledger:
         return usage, found
 
     def end(self, usage: Usage, asked: Asked, polled: bool) -> None:
-        """A request that was counted is over; ``polled``: it might wait."""
+        """Stop counting a request that is answered; ``polled``: it was allowed to wait."""
         usage.running -= 1
         usage.polls -= int(polled)
         usage.long -= asked.long
         self.people -= 1
 
     def _forget(self, now: float) -> None:
-        """Keys that ask no more, so that the table stays small."""
+        """Delete keys without recent requests, so that the table stays small."""
         for public in [public for public, usage in self.known.items() if not usage.running and now - usage.when > 60]:
             del self.known[public]

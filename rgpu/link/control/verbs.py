@@ -1,12 +1,12 @@
-"""The control verbs: who may ask, who answers, and what a repetition does.
+"""The control verbs: the roles that may call them, the nodes that answer, and the effect of a repetition.
 
 One table for both sides. ``roles``: who may call. ``answers``: ``any`` node;
 the ``leader`` (any node passes it on); the ``named`` node itself. A verb that
 is not ``idempotent`` carries a command id, and a node answers a repeated id
-with the result it recorded (OWNERSHIP 6). ``on``: what it acts on, which says
-whose it may be (:mod:`rgpu.link.control.access` decides). ``changes``: it
-changes something, and stands in the audit log. ``web``: a user who is logged in on
-a node's web page may ask it there; all others it refuses, for any user.
+with the result it recorded (OWNERSHIP 6). ``on``: what it acts on, which
+determines its owner (:mod:`rgpu.link.control.access` decides). ``changes``: it
+changes something, and is recorded in the audit log. ``web``: a user who is logged in
+on a node's web page may call it there; the page refuses all others, for any user.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Answers(Enum):
 
 
 class On(Enum):
-    """What a verb acts on, and so whose it may be."""
+    """The object that a verb acts on, and so whose it may be."""
 
-    POOL = "the pool"  #: nobody's: the role decides
+    POOL = "the pool"  #: without an owner: the role decides
     SESSION = "a session"  #: that the arguments name, its checkpoint's, or a request that waits under that name
-    CHECKPOINT = "a checkpoint"  #: that the arguments name; those of others are not there for a user
-    LIST = "what is seen"  #: of many users: one's own
+    CHECKPOINT = "a checkpoint"  #: that the arguments name; for a user, those of others do not exist
+    LIST = "what is seen"  #: objects of many users: the caller's own
     COMMAND = "a node"  #: by the leader: its election decides
 
 
@@ -57,23 +57,23 @@ class Verb:
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 
 TABLE: tuple[Verb, ...] = (
-    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, time, endpoints}: is the node there?"),
+    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, time, endpoints}: does the node answer?"),
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers.", changes=True),
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
          "reason}], default_gpus: as set or empty, max_kernel_seconds: 0: no limit, "
-         "rebalance: as set or null, rebalancing: the plan under way, "
-         "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
+         "rebalance: as set or null, rebalancing: the plan in progress, "
+         "away: hosts with a decision that are not in the pool now, lost: {host: since when}}",
          on=On.LIST, web=True),
-    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
+    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation is paused or resumed.",
          changes=True),
     Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty; or name: "
          "max-kernel-seconds, value: seconds, or empty} → {default_gpus} or {max_kernel_seconds}: a "
          "setting of the pool.", changes=True),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
-         "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10).", changes=True),
+         "keys, done}: a registry that went back to an older state is corrected (OWNERSHIP 10).", changes=True),
     Verb("pool.rebalance", OPERATOR, LEADER, False,
          "{auto, apply} → {auto, paused, for, fragmentation, doing, moves: [{session, from, to, device, gain, "
          "reason}], cost_gpu_seconds, reason, applied, results}: the plan of moves, and with `apply` its execution.",
@@ -82,7 +82,7 @@ TABLE: tuple[Verb, ...] = (
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
          "leader, actor, user}], revision}", on=On.LIST, web=True),
     Verb("pool.events", USER, ANY, True,
-         "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some.",
+         "{since, wait} → {events, revision}: the decisions after revision `since`; waits up to `wait` s for some.",
          on=On.LIST),
     Verb("pool.join", INVITED, LEADER, True,
          "{host, public} → {pool, secret, secrets, registry, cluster, endpoints}: a host joins by its invitation.",
@@ -92,23 +92,24 @@ TABLE: tuple[Verb, ...] = (
     Verb("keys.invite", OPERATOR, LEADER, False,
          "{name, public, host, seconds, role, member} → {name, expires, pool, role, member}: of a host, or with `role` "
          "user or operator of `member`.", changes=True),
-    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, user, public}]}: whom that node lets in."),
+    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, user, public}]}: the keys that this node accepts."),
     Verb("keys.revoke", OPERATOR, LEADER, True,
-         "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node lets "
-         "that key in any more, and what it runs ends; `last`: also the last operator's.", changes=True),
+         "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node "
+         "accepts that key any more, and its sessions end; `last`: also the last operator's.", changes=True),
     Verb("quota.set", OPERATOR, LEADER, True,
          "{user or default: true, limits: {sessions, memory, gpus, queued, checkpoints}, inherit: [names]} → {user, "
-         "limits, own, use, over, notes}: limits of a user or of everybody; nil: none; `inherit`: everybody's again.",
+         "limits, own, use, over, notes}: limits of a user or of all users; nil: none; `inherit`: those of all users "
+         "again.",
          changes=True),
     Verb("quota.unset", OPERATOR, LEADER, True,
-         "{user or default: true} → as quota.set: all limits of that user, or of everybody, are taken away.",
+         "{user or default: true} → as quota.set: all limits of that user, or of all users, are removed.",
          changes=True),
     Verb("quota.show", USER, ANY, True,
          "{user, all_users} → {quotas: [{user, limits, own: those set for that user, use, over: what is above them}], "
-         "default: limits of everybody}: one's own; another's or `all_users`: for an operator.", on=On.LIST),
+         "default: limits of all users}: the caller's own; another's or `all_users`: for an operator.", on=On.LIST),
     Verb("keys.rotate", OPERATOR, LEADER, False,
          "{overlap: s, finish} → as keys.rotation: the pool gets a new secret, and the old one is accepted for "
-         "`overlap` s once every node has the new one; `finish`: that ends now.", changes=True),
+         "`overlap` s once every node has the new one; `finish`: the overlap ends now.", changes=True),
     Verb("keys.rotation", USER, ANY, True,
          "{} → {phase: settled | spreading | overlap, secret, new, until, hosts: {host: it has the newest}, reason}"),
     Verb("pool.secret", NODE, ANY, True,
@@ -120,7 +121,7 @@ TABLE: tuple[Verb, ...] = (
          "owner, address, public: the owner's key, if it takes those, ticket, secret, expires, "
          "epoch, facts, driver_release, versions, endpoints, given: {host, device, kind, gpus, "
          "compute, memory_bytes, device_bytes}}; with `queue`, where there is no place, within `wait` s, "
-         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again. With "
+         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}; ask again. With "
          "`gang`: {gang, generation, members: [such an answer for each member, with rank]}.",
          changes=True),
     Verb("session.candidate", USER, ANY, True,
@@ -134,10 +135,10 @@ TABLE: tuple[Verb, ...] = (
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7).", on=On.SESSION),
     Verb("session.gather", USER, LEADER, True,
          "{session, name: hash of what the ranks share, ranks, rank, payload} → {came: [[rank, session, payload]]}: a "
-         "rank of a communicator has come, and hears who else has.", on=On.SESSION),
+         "rank of a communicator has arrived, and receives the others that have.", on=On.SESSION),
     Verb("session.list", USER, ANY, True,
-         "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
-         "operator.", on=On.LIST, web=True),
+         "{all, all_users} → {sessions: […], queue: requests that wait}: the caller's own; `all_users`: all users', "
+         "for an operator.", on=On.LIST, web=True),
     Verb("session.page", USER, ANY, True,
          "{all, all_users, state, host, user, q, page} → {rows, page, pages, total, states}: of both the page of that "
          "number, in the order of names; `q`: in name, command or labels.", on=On.LIST, web=True),
@@ -147,7 +148,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended.",
          on=On.SESSION, changes=True),
     Verb("session.withdraw", USER, LEADER, True,
-         "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends.",
+         "{session, program, reason}: that program waits for no place any more; if it just got one, that ends.",
          on=On.SESSION, changes=True),
     Verb("session.keep", USER, LEADER, True,
          "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet.",
@@ -155,7 +156,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("gang.list", USER, ANY, True,
          "{all, all_users} → {gangs: [{gang, user, state, generation, ranks, spread, hosts, runs, members: [{rank, "
          "session, state, host, device, epoch, in_generation, came, collective, …}], waits, position, reason, note, "
-         "…}]}: one's own, also those that wait; `all`: ended ones too.", on=On.LIST, web=True),
+         "…}]}: the caller's own, also those that wait; `all`: ended ones too.", on=On.LIST, web=True),
     Verb("gang.describe", USER, ANY, True, "{session: the gang's name} → its row of gang.list", on=On.SESSION,
          web=True),
     Verb("session.kill", USER, LEADER, True, "{session}: end it now; a gang's name: all of its members.",
@@ -170,8 +171,8 @@ TABLE: tuple[Verb, ...] = (
          on=On.SESSION, changes=True),
     Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all.",
          on=On.LIST),
-    Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages", on=On.CHECKPOINT),
-    Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and is right.",
+    Verb("image.show", USER, ANY, True, "{image} → its content, without its pages", on=On.CHECKPOINT),
+    Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and matches its hash.",
          on=On.CHECKPOINT),
     Verb("image.rm", USER, ANY, True, "{image} → {freed}; refused for one that the registry names.",
          on=On.CHECKPOINT, changes=True),
@@ -183,12 +184,12 @@ TABLE: tuple[Verb, ...] = (
     Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}",
          changes=True),
     Verb("web.login", USER, NAMED, True,
-         "{} → {code, seconds, url}: a code for that node's web page, good once, for its asker.", changes=True),
+         "{} → {code, seconds, url}: a code for that node's web page, valid once.", changes=True),
     Verb("web.redeem", WEB, NAMED, False,
-         "{code} → {grant, seconds, role, user, name}: the code is used up; the grant stands for its asker.",
+         "{code} → {grant, seconds, role, user, name}: the code is used up; the grant stands for who requested it.",
          changes=True),
-    Verb("web.logout", WEB, NAMED, True, "{grant}: it stands for nobody any more.", changes=True),
-    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that went without a word}", web=True),
+    Verb("web.logout", WEB, NAMED, True, "{grant}: the grant ends.", changes=True),
+    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that stopped answering}", web=True),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers", on=On.LIST),
     Verb("node.cordon", OPERATOR, LEADER, True,
          "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "
@@ -196,7 +197,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("node.drain_status", USER, LEADER, True,
          "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, "
          "waits}]}", on=On.LIST, web=True),
-    Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key.",
+    Verb("node.remove", OPERATOR, LEADER, True, "{host}: delete an empty lost host, with its key.",
          changes=True),
     Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch.",
          on=On.COMMAND),
@@ -204,22 +205,22 @@ TABLE: tuple[Verb, ...] = (
          "{session, host, epoch, position, begun, complete, reason}: a session lost its worker there.",
          on=On.SESSION, changes=True),
     Verb("session.shares", NODE, LEADER, True,
-         "{session, host, epoch, peer}: it is about to share device memory with that session of its user.",
+         "{session, host, epoch, peer}: the session is about to share device memory with that session of its user.",
          on=On.SESSION, changes=True),
     Verb("agent.silent", NODE, LEADER, True,
-         "{session, host, epoch, seconds, had_agent} → {again}: for how long nothing was heard of its client's host.",
+         "{session, host, epoch, seconds, had_agent} → {again}: for how long its client's host has sent nothing.",
          on=On.SESSION),
-    Verb("keys.forget", NODE, NAMED, True, "{keys: {public: name}}: let these in no more, from the next request on.",
+    Verb("keys.forget", NODE, NAMED, True, "{keys: {public: name}}: refuse these from the next request on.",
          on=On.COMMAND, changes=True),
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}",
          on=On.COMMAND, changes=True),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports", on=On.COMMAND),
     Verb("worker.forget", NODE, NAMED, True, "{session, epoch, reason}: end a worker that owns nothing.",
          on=On.COMMAND, changes=True),
-    Verb("node.holdings", NODE, NAMED, True, "{} → what this node holds, and whether it believes the registry",
+    Verb("node.holdings", NODE, NAMED, True, "{} → what this node holds, and whether it trusts the registry",
          on=On.COMMAND),
     Verb("node.adopt", NODE, NAMED, True,
-         "{own: {session: epoch}, forget: [session]}: serve those at these epochs; {cluster, revision}: believe it.",
+         "{own: {session: epoch}, forget: [session]}: serve those at these epochs; {cluster, revision}: trust it.",
          on=On.COMMAND, changes=True),
     Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}",
          on=On.COMMAND, changes=True),
@@ -231,12 +232,12 @@ TABLE: tuple[Verb, ...] = (
          on=On.COMMAND, changes=True),
     Verb("session.image", NODE, NAMED, False,
          "{session, image, limited, cut} → {image, position, pages, bytes, pause_ms, given, peers, …}; `limited`: its "
-         "user's quota bounds it; `cut`: its moment is that of others, too.",
+         "user's quota bounds it; `cut`: its snapshot point is shared with other sessions.",
          on=On.COMMAND, changes=True),
     Verb("session.cut", NODE, NAMED, True,
          "{session, do, cut, attempt, target, seconds, wait, drain} → {ready, open, stands, drained, given}: close the "
-         "session's gate (`hold`), open it (`open`), let its checkpoint have its moment (`take`), give that up "
-         "(`give_up`), or only tell (`look`).",
+         "session's gate (`hold`), open it (`open`), take its checkpoint's snapshot point (`take`), give that up "
+         "(`give_up`), or only report (`look`).",
          on=On.COMMAND),
     Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session.", on=On.COMMAND),
     Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device.",

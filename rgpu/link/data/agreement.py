@@ -1,4 +1,4 @@
-"""The keys of a data connection: both ends agree on new ones each time, and no secret that is kept opens a recording.
+"""The keys of a data connection: both ends agree on new ones each time, and no stored secret decrypts a recording.
 
 ::
 
@@ -6,9 +6,10 @@
     key   = HKDF-SHA256(secret of the ticket ‖ X25519 of both, salt = client's share ‖ node's share,
                         info = "rgpu data link 3" ‖ direction ‖ session ‖ u64 epoch)
 
-The ticket's secret proves who the ends are; what nobody keeps makes the key. With an end of an older preamble the
-shares are salts (:func:`rgpu.link.data.sealing.derive_key`). A node marks the salt that it gives to one: two newer ends
-that somebody between them made speak the older one notice it, because the salts make the keys, too.
+The ticket's secret authenticates the ends; the private shares, which are not stored, keep the key secret. With an end
+of an older preamble the shares are salts (:func:`rgpu.link.data.sealing.derive_key`). A node marks the salt that it
+sends to such an end: two newer ends that an attacker between them downgraded detect it, because the salts enter the
+keys, too.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ OLDER = b"rgpu<3.."  #: ends the salt that a node gives to an end of an older pr
 
 
 class Share:
-    """One end's part in one connection. ``data``: what it shows the other end. The rest never leaves this object."""
+    """One end's key share of one connection. ``data``: its public part, for the other end. The rest stays in here."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.data = self._private.public_key().public_bytes_raw()
 
     def shared(self, other: bytes) -> bytes:
-        """32 bytes that both ends have, and nobody else. Raises :class:`AuthenticationFailed` for no share."""
+        """Return 32 bytes that only the two ends can compute. Raises :class:`AuthenticationFailed` for a bad share."""
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(other))
-        except ValueError as error:  # a point of low order: it would make a key that everybody knows
+        except ValueError as error:  # a point of low order: it would make a publicly known key
             raise AuthenticationFailed("the other end of a data link showed no key", reason="share") from error
 
 
 def salt_for_older() -> bytes:
-    """A node's salt for an end of an older preamble."""
+    """Return a node's salt for an end of an older preamble."""
     return secrets.token_bytes(SALT - len(OLDER)) + OLDER
 
 
 def keys_of_node(share: Share | None, salt: bytes, client: bytes, secret: bytes, session: str,
                  epoch: int) -> list[bytes]:
-    """Keys of both directions, to the node and from it, at the node. ``share``: None for an end of an older preamble.
+    """Return the keys to the node and from it, at the node. ``share``: None for an end of an older preamble.
 
     Raises :class:`AuthenticationFailed`.
     """
@@ -58,9 +59,9 @@ def keys_of_node(share: Share | None, salt: bytes, client: bytes, secret: bytes,
 
 
 def keys_of_client(share: Share, node: bytes, preamble: int, secret: bytes, session: str, epoch: int) -> list[bytes]:
-    """The same at the client. ``preamble``: the number that the node answered with.
+    """Return the same keys at the client. ``preamble``: the number that the node answered with.
 
-    Raises :class:`AuthenticationFailed`, also where both were made to speak an older one than they can.
+    Raises :class:`AuthenticationFailed`, also where both ends were downgraded to an older preamble.
     """
     if preamble >= AGREES:
         return _keys(secret, share.data, node, share.shared(node), session, epoch)

@@ -2,7 +2,7 @@
 
 Both ends are synchronous and blocking. A node's daemon answers the preamble,
 and may then hand the connected socket, with a :class:`Handover`, to another
-process, which goes on from frame 0 of both directions.
+process, which continues from frame 0 of both directions.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PURPOSES = {PURPOSE_CALLS: "calls", PURPOSE_PAGES: "pages", PURPOSE_LANE: "lane"
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
-#: A frame of which fewer bytes than these come in two seconds stands still. A length that was damaged is not found out
-#: before as many bytes have come as it says: somebody has to give the connection up.
+#: A frame that receives fewer bytes than this in two seconds has stalled. A damaged length is detected only after as
+#: many bytes have arrived as it gives, so a stalled connection is given up.
 TRICKLE = 16 * 1024
 
 _TCP_INFO = struct.Struct("=120xQQ")
@@ -67,7 +67,7 @@ class SealedConnection:
         self.opener = opener
         self._lock = threading.Lock()
         self._closed = False
-        self._reading = False  #: somebody waits for more of a message
+        self._reading = False  #: a thread waits for more of a message
         self._came = 0
         self._frame = memoryview(bytearray(4096))  #: every frame is sealed here
         sock.setblocking(True)
@@ -88,7 +88,7 @@ class SealedConnection:
             self._send_out(self.sealer.seal_into(kind, parts, self._frame))
 
     def send_whole(self, *messages: Any) -> None:
-        """Send messages that stand in one run each, type in front; they leave together."""
+        """Send messages that are contiguous, each with its type in front, in one write."""
         with self._lock:
             if self._closed:
                 raise LinkError("the connection is closed")
@@ -101,7 +101,7 @@ class SealedConnection:
             self._send_out(end)
 
     def _send_out(self, end: int) -> None:
-        """What was sealed."""
+        """Write the frames that were sealed."""
         try:
             self.sock.sendall(self._frame[:end])
         except OSError as error:
@@ -110,12 +110,12 @@ class SealedConnection:
 
     def recv(self, timeout: float | None = None, room: Callable[[int], memoryview | None] | None = None,
              whole: bool = False) -> tuple[int, memoryview]:
-        """The next message as (type, body); ``room`` as in :meth:`Opener.next`.
+        """Return the next message as (type, body); ``room`` as in :meth:`Opener.next`.
 
         ``whole``: nothing is read ahead, and the rest of a frame is waited for in one call.
 
         ``timeout`` in seconds: raises :class:`TimedOut` when no whole message
-        came in time; the connection stays usable, and nothing is lost.
+        arrived in time; the connection stays usable, and nothing is lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -141,15 +141,15 @@ class SealedConnection:
             self._reading = False
 
     def stands(self) -> bool:
-        """Whether who receives waits in the middle of a frame of which hardly anything came since this was asked last.
+        """Whether the receiver waits in the middle of a frame of which hardly anything arrived since the last call.
 
-        For another thread, every two seconds or more.
+        To be called by another thread, every two seconds or more.
         """
         came, self._came = self.opener.came - self._came, self.opener.came
         return self._reading and self.opener.pending > 0 and came < TRICKLE
 
     def passed(self) -> tuple[int, int]:
-        """Bytes that came, and bytes sent that the peer's host has, as its TCP counts them; zeros where it does not.
+        """Return the bytes received, and the bytes that the peer's host acknowledged, as TCP counts them; else zeros.
 
         ``tcpi_bytes_received`` and ``tcpi_bytes_acked`` of tcp(7)'s TCP_INFO (Linux 4.1).
         """
@@ -160,7 +160,7 @@ class SealedConnection:
         return received, acked
 
     def unheard(self) -> float:
-        """Seconds since the peer's host acknowledged anything (``tcpi_last_ack_recv``); 0 where TCP does not say."""
+        """Return the seconds since the peer's host acknowledged anything (``tcpi_last_ack_recv``); 0 where unknown."""
         try:
             (age,) = _LAST_ACK.unpack_from(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
         except (OSError, struct.error):
@@ -188,10 +188,10 @@ class SealedConnection:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """All that a process needs, beside the socket, to go on with an accepted connection.
+    """The state that a process needs, besides the socket, to continue an accepted connection.
 
     ``direction``: the byte of the direction in which the holder sends. Good
-    for one connection, once: the counters of both directions stand at 0.
+    for one connection, once: the counters of both directions are 0.
     """
 
     send_key: bytes = field(repr=False)
@@ -209,7 +209,7 @@ class Handover:
 
     @classmethod
     def unpack(cls, data: bytes) -> Handover:
-        """Raises :class:`Corrupt`."""
+        """Decode a handover. Raises :class:`Corrupt`."""
         try:
             found = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -219,7 +219,7 @@ class Handover:
         return found
 
     def connection(self, sock: socket.socket) -> SealedConnection:
-        """Go on with the connection on ``sock`` where the other process stopped."""
+        """Return the connection on ``sock``, to continue where the other process stopped."""
         other = TO_NODE if self.direction == FROM_NODE else FROM_NODE
         return SealedConnection(sock, Sealer(self.send_key, self.direction, self.epoch, self.session),
                                 Opener(self.receive_key, other, self.epoch, self.session),
@@ -227,7 +227,7 @@ class Handover:
 
 
 def connect(address: tuple[str, int] | str, timeout: float = PREAMBLE_TIMEOUT) -> socket.socket:
-    """A connected socket to (host, port), or to a Unix path. Raises :class:`LinkError`."""
+    """Return a socket connected to (host, port), or to a Unix path. Raises :class:`LinkError`."""
     try:
         if isinstance(address, str):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -243,12 +243,12 @@ def connect(address: tuple[str, int] | str, timeout: float = PREAMBLE_TIMEOUT) -
 
 def client_preamble(sock: socket.socket, purpose: str, ticket: bytes, secret: bytes, session: str, *,
                     timeout: float = PREAMBLE_TIMEOUT) -> SealedConnection:
-    """Open a data link; ``connection.epoch`` says what the node claims to own.
+    """Open a data link; ``connection.epoch`` is the epoch that the node claims to own.
 
     The claim is proven by the first frame from it that opens: only the pool's
-    nodes can derive the key. Raises what the node refused with, or
-    :class:`LinkError`, :class:`TimedOut`, :class:`VersionMismatch`, :class:`AuthenticationFailed` where somebody
-    between the ends made both speak an older preamble.
+    nodes can derive the key. Raises the node's refusal, or
+    :class:`LinkError`, :class:`TimedOut`, :class:`VersionMismatch`, :class:`AuthenticationFailed` where an attacker
+    between the ends downgraded both to an older preamble.
     """
     deadline = time.monotonic() + timeout
     share = Share()
@@ -268,7 +268,7 @@ def client_preamble(sock: socket.socket, purpose: str, ticket: bytes, secret: by
 
 
 def mismatch(whose: str, version: int) -> VersionMismatch:
-    """The error for a preamble of another version."""
+    """Return the error for a preamble of another version."""
     return VersionMismatch(f"{whose} data link has preamble {version}, this side is rgpu {__version__} and has "
                            f"{PREAMBLE}: install the same version on both", theirs=version, ours=PREAMBLE)
 
@@ -284,7 +284,7 @@ def _refusal(sock: socket.socket, deadline: float) -> RgpuError:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small messages; notice within about 12 s that an idle peer's host has gone."""
+    """Send small messages without delay, and detect within about 12 s that an idle peer's host disappeared."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     try:
@@ -305,7 +305,7 @@ def _wait_readable(sock: socket.socket, deadline: float) -> None:
 
 
 def read_exact(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """``count`` bytes before ``deadline`` (monotonic s): a peer that trickles bytes cannot hold the reader longer.
+    """Read ``count`` bytes before ``deadline`` (monotonic s); a peer that trickles bytes cannot delay it further.
 
     Raises :class:`TimedOut`, :class:`LinkError`.
     """

@@ -1,12 +1,12 @@
-"""Lanes of a data link: further connections, over which its long messages go side by side.
+"""Lanes of a data link: further connections, which carry its long messages in parallel.
 
-What one TCP connection carries is bound by the processors that copy into and
+The rate of one TCP connection is limited by the processors that copy into and
 out of its two sockets, and by sealing and opening in turn with that. Each lane
-has a thread for each direction at either end, so as many messages are under way
+has a thread for each direction at either end, so as many messages are in flight
 as there are lanes. Their order is that of the link: in the place of a message
-that goes over a lane the link carries a mark, which names the lane and the
-message's length. A lane keeps its order, so the next message of that lane is
-the one meant. A lane that breaks ends the link that it belongs to.
+that is sent over a lane the link carries a mark, which names the lane and the
+message's length. A lane keeps its order, so a mark refers to the lane's next
+message. A lane that breaks ends the link that it belongs to.
 
 docs/protocols/data.md has the messages.
 """
@@ -25,21 +25,21 @@ from rgpu.link.data.frames import TRICKLE, SealedConnection
 from rgpu.link.messages.data import MARK_LAYOUT
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut
 
-WORTH = 512 * 1024  #: bytes of a message from which on it goes over a lane
+WORTH = 512 * 1024  #: bytes of a message from which on it is sent over a lane
 DEPTH = 2  #: messages that wait at either end of a lane
 MOST = 16  #: lanes of one link
 USUAL, ENOUGH = 4, 8  #: lanes by default, on machines with at least so many processors
-_LOOK = 0.5  #: seconds between two looks whether the lane was closed
+_LOOK = 0.5  #: seconds between two checks whether the lane was closed
 
 
 def wanted() -> int:
-    """How many lanes this side would have: what ``RGPU_LANES`` says, else a few where there are processors for them."""
+    """Return the number of lanes that this side requests: ``RGPU_LANES``, else a few where processors suffice."""
     asked = os.environ.get("RGPU_LANES", "")
     return min(int(asked), MOST) if asked.isdigit() else USUAL if (os.cpu_count() or 1) >= ENOUGH else 0
 
 
 def mark(body: Any, lanes: int) -> tuple[int, int]:
-    """(lane, length) of a mark. Raises :class:`Corrupt`."""
+    """Return (lane, length) of a mark. Raises :class:`Corrupt`."""
     if len(body) != MARK_LAYOUT.size:
         raise Corrupt(f"a lane's mark has {len(body)} bytes", reason="lane")
     number, length = MARK_LAYOUT.unpack(body)
@@ -49,18 +49,18 @@ def mark(body: Any, lanes: int) -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """Of a caller who need not know."""
+    """Ignore the notification."""
 
 
 class Lane:
-    """One connection and its two threads. What breaks is raised at the lane's next use: :class:`LinkError`."""
+    """One connection and its two threads. Failures are raised at the lane's next use: :class:`LinkError`."""
 
     def __init__(self, connection: SealedConnection, *, room: Callable[[int], memoryview | None] | None = None,
                  drop: Callable[[memoryview], None] = lambda body: None, came: Callable[[], None] = _nothing,
                  sent: Callable[[], None] = _nothing) -> None:
-        """``room``: as :meth:`SealedConnection.recv` takes it; ``drop``: of what was put there and nobody takes.
+        """``room``: as :meth:`SealedConnection.recv` takes it; ``drop``: for messages in it that are not taken.
 
-        ``came``, ``sent``: called by the lane's threads when a message is here, or out.
+        ``came``, ``sent``: called by the lane's threads when a message was received, or sent.
         """
         self._connection = connection
         self._room, self._drop, self._came, self._sent = room, drop, came, sent
@@ -77,11 +77,11 @@ class Lane:
     # -- sending ----------------------------------------------------------------------
     @property
     def ready(self) -> bool:
-        """Another message may be given to :meth:`send`."""
+        """Whether another message may be passed to :meth:`send`."""
         return self._queued < DEPTH
 
     def wait_ready(self, seconds: float) -> None:
-        """Raises :class:`LinkError`, and :class:`TimedOut` when hardly anything went out for so long."""
+        """Wait until ready. Raises :class:`LinkError`, and :class:`TimedOut` when hardly anything is sent meanwhile."""
         gone = self._connection.passed()[1]
         with self._changed:
             while not self._changed.wait_for(lambda: self._error or self.ready, seconds):
@@ -91,11 +91,11 @@ class Lane:
         self._check()
 
     def send(self, kind: int, *parts: Any, done: Callable[[], None] = _nothing) -> None:
-        """Seal and send it on the lane's thread; the parts are read until ``done`` is called, by that thread."""
+        """Seal and send a message in the lane's thread; the parts are read until ``done`` is called, by that thread."""
         self._give(lambda: self._connection.send(kind, *parts), done)
 
     def send_run(self, message: Any, done: Callable[[], None] = _nothing) -> None:
-        """The same for a message in one run, its type in front."""
+        """Send a contiguous message, its type in front, as :meth:`send` does."""
         self._give(lambda: self._connection.send_whole(message), done)
 
     def _give(self, write: Callable[[], None], done: Callable[[], None]) -> None:
@@ -122,11 +122,11 @@ class Lane:
     # -- receiving --------------------------------------------------------------------
     @property
     def came(self) -> int:
-        """Bytes so far, those of a message under way too: a slow lane is not a dead one."""
+        """Bytes received so far, also of an incomplete message: they distinguish a slow lane from a dead one."""
         return self._connection.passed()[0]
 
     def next(self, length: int) -> tuple[int, memoryview] | None:
-        """The lane's next message (type, body), of that length with its type; None: it is not here yet.
+        """Return the lane's next message (type, body), of that length with its type; None: it has not arrived yet.
 
         Raises :class:`LinkError`, :class:`Corrupt`.
         """
@@ -143,8 +143,8 @@ class Lane:
         return message
 
     def take(self, length: int, seconds: float | None = None) -> tuple[int, memoryview]:
-        """Take a message as :meth:`next` does, waiting for it. Raises :class:`TimedOut` when hardly anything came for
-        so long, too.
+        """Wait for a message and return it as :meth:`next` does. Raises :class:`TimedOut`, too, when hardly anything
+        arrived for ``seconds``.
         """
         until, came = None if seconds is None else time.monotonic() + seconds, self.came
         while (message := self.next(length)) is None:
@@ -188,7 +188,7 @@ class Lane:
         self._came()
 
     def close(self) -> None:
-        """Both threads end; what was received and not taken is dropped. May be called more than once."""
+        """End both threads; messages that were received and not taken are dropped. May be called more than once."""
         self._fail("the link was closed")
         self._jobs.put(None)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""Payloads that go by hash on the data link, and the limits (docs/developers/links/data-link.md, "The data link")."""
+"""Payloads that the data link sends by hash, and the limits (docs/developers/links/data-link.md, "The data link")."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _LOAD = BY_NAME["module_load"].id
 
 
 def is_content(call: int, payload: int) -> bool:
-    """Whether a record carries a module binary that is worth naming."""
+    """Whether a record carries a module binary that is large enough to be sent by hash."""
     return call == _LOAD and payload >= SMALLEST

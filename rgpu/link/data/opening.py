@@ -35,23 +35,23 @@ from rgpu.link.messages.data import (
 )
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
-OLDEST = 1  #: preamble that is answered; before :data:`AGREES` they differ by their number alone
+OLDEST = 1  #: preamble that is answered; those before :data:`AGREES` differ by their number alone
 TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
 
 
 class Opening:
     """One preamble that a node answers.
 
-    Read ``needed`` bytes and :meth:`take` them, until ``needed`` is 0; then send ``answer``. With ``error`` set that
-    is a refusal, else ``handover`` is what the next process goes on with. A peer that does not speak the protocol
-    gets no answer.
+    Read ``needed`` bytes and :meth:`take` them, until ``needed`` is 0; then send ``answer``. With ``error`` set it
+    is a refusal, else ``handover`` is for the process that continues the connection. A peer that does not speak the
+    protocol gets no answer.
     """
 
     def __init__(self, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int],
                  node: KeyPair | None = None) -> None:
-        """``pool_secrets``: those that tickets may be made with. ``lookup(ticket)`` gives the epoch at which the
-        session is held, or raises what the peer shall be told. ``node``: whose key agents' own tickets are for, and
-        who makes those for pages itself; None: the pool's secrets make all.
+        """``pool_secrets``: those that tickets may be made with. ``lookup(ticket)`` returns the epoch at which the
+        session is held, or raises the peer's error. ``node``: the key that agents' own tickets are for, and that
+        makes tickets for pages; None: the pool's secrets make all.
         """
         self._secrets, self._lookup, self._node = pool_secrets, lookup, node
         self.needed = CLIENT_HEAD_LAYOUT.size
@@ -61,7 +61,7 @@ class Opening:
         self._head: tuple[int, int, int] | None = None  #: version, purpose, length of the ticket
 
     def take(self, data: bytes) -> None:
-        """The next ``needed`` bytes. Raises :class:`LinkError` for a peer that gets no answer."""
+        """Take the next ``needed`` bytes. Raises :class:`LinkError` for a peer that gets no answer."""
         if self._head is None:
             magic, version, number, length = CLIENT_HEAD_LAYOUT.unpack(data)
             if magic != MAGIC:
@@ -101,7 +101,7 @@ class Opening:
 
     @staticmethod
     def _says(version: int) -> int:
-        """The number that the node answers with: ends before :data:`AGREES` know none above the one after theirs."""
+        """The number that the node answers: ends before :data:`AGREES` accept none above the one after theirs."""
         return PREAMBLE if version >= AGREES else VERSION
 
     def _refuse(self, error: RgpuError) -> None:
@@ -113,10 +113,10 @@ class Opening:
 
 def server_preamble(sock: socket.socket, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int], *,
                     timeout: float = PREAMBLE_TIMEOUT) -> Handover:
-    """Answer a preamble and wait for it: check the ticket, ask ``lookup`` for the epoch, and derive the keys.
+    """Wait for a preamble and answer it: check the ticket, get the epoch from ``lookup``, and derive the keys.
 
     ``lookup(ticket)`` returns the epoch at which this node holds the session,
-    or raises the :class:`RgpuError` that the peer shall be told. Returns with
+    or raises the :class:`RgpuError` that the peer receives. Returns with
     the socket blocking again. Raises that error, :class:`AuthenticationFailed`,
     :class:`LinkError`, :class:`TimedOut`; the caller then closes the socket.
     """

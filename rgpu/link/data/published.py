@@ -1,4 +1,4 @@
-"""What PING, PONG and ISSUED of the data link say: how much the program has published, when, how far it is ahead.
+"""PING, PONG and ISSUED of the data link: how much the program has published, when, and how far it is ahead.
 
 PING and PONG begin with a u64 position, which is all that protocol 1 has (docs/protocols/data.md). Pure.
 """
@@ -14,7 +14,7 @@ from rgpu.session.errors import Corrupt
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """``published`` None: the other side speaks protocol 1."""
+    """The body of PING. ``published`` None: the other side speaks protocol 1."""
 
     shipped: int
     published: int | None = None
@@ -28,7 +28,7 @@ class Ping:
 
     @classmethod
     def unpack(cls, body: Any) -> Ping:
-        """Raises :class:`Corrupt`."""
+        """Decode the body of PING. Raises :class:`Corrupt`."""
         if len(body) == POSITION_LAYOUT.size:
             return cls(*POSITION_LAYOUT.unpack(body))
         if len(body) < PING_LAYOUT.size:
@@ -39,7 +39,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """``sent``, ``since``: ns of the agent's clock. ``since`` is no later than ``sent``."""
+    """The body of ISSUED. ``sent``, ``since``: ns of the agent's clock. ``since`` is no later than ``sent``."""
 
     sent: int
     since: int
@@ -51,7 +51,7 @@ class Issued:
 
     @classmethod
     def unpack(cls, body: Any) -> Issued:
-        """Raises :class:`Corrupt`."""
+        """Decode the body of ISSUED. Raises :class:`Corrupt`."""
         if len(body) != ISSUED_LAYOUT.size:
             raise Corrupt(f"an ISSUED of {len(body)} bytes", reason="length")
         found = cls(*ISSUED_LAYOUT.unpack(body))
@@ -61,10 +61,10 @@ class Issued:
 
 
 class Clocks:
-    """How late a message comes: beyond the quickest of the last :data:`WINDOW` seconds.
+    """Delays of messages, relative to the quickest of the last :data:`WINDOW` seconds.
 
-    Two hosts' clocks tell differences only, and drift: some 20 µs a second, so the window is short (RFC 6817 does the
-    same for one-way delays).
+    The clocks of two hosts give only differences of delays, and drift: some 20 µs a second, so the window is short
+    (RFC 6817 does the same for one-way delays).
     """
 
     WINDOW = 10.0
@@ -75,7 +75,7 @@ class Clocks:
         self._turn = 0
 
     def late(self, here: int, there: int) -> int:
-        """ns. ``here``: this clock when a message came; ``there``: the other one when it was sent."""
+        """Return the delay in ns. ``here``: this clock when a message arrived; ``there``: the other at its sending."""
         behind = here - there
         if here >= self._turn:
             self._turn = here + int(self.WINDOW / 2 * 1e9)
@@ -91,10 +91,10 @@ def pong(position: int, usual: int) -> bytes:
 
 
 def read_pong(body: Any) -> tuple[int, int | None]:
-    """(position, usual distance or None). Raises :class:`Corrupt`."""
+    """Return (position, usual distance or None). Raises :class:`Corrupt`."""
     if len(body) < POSITION_LAYOUT.size:
         raise Corrupt(f"a PONG of {len(body)} bytes", reason="length")
-    if len(body) != PONG_LAYOUT.size:  # protocol 1 gives the PING back as it came
+    if len(body) != PONG_LAYOUT.size:  # protocol 1 returns the PING unchanged
         return int(POSITION_LAYOUT.unpack_from(body)[0]), None
     position, usual = PONG_LAYOUT.unpack_from(body)
     return int(position), int(usual)

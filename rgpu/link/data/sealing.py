@@ -1,4 +1,4 @@
-"""Sealed frames without the I/O: a :class:`Sealer` makes them, an :class:`Opener` takes them apart.
+"""Sealed frames without the I/O: a :class:`Sealer` makes them, an :class:`Opener` decrypts them.
 
 Frame: u32 length of what follows (little-endian), then AES-256-GCM of one
 message (u8 type, body) with its tag of 16 bytes. The nonce counts the frames of
@@ -26,7 +26,7 @@ MESSAGE_LIMIT = 4 * 1024 * 1024 + 32  #: longest message (type and body), bytes
 TAG = 16
 FRAME_LIMIT = MESSAGE_LIMIT + TAG  #: largest value of the length field that is accepted
 BULK = 64 * 1024  #: messages from here on may be opened into a buffer of the receiver's
-LONG = 256 * 1024  #: messages from here on are sealed from where their parts are: gathering them would cost as much
+LONG = 256 * 1024  #: messages from here on are sealed directly from their parts: gathering these would cost as much
 _COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
 
 _LENGTH = struct.Struct("<I")
@@ -36,18 +36,18 @@ _NONCE = struct.Struct("<IQ")
 
 
 def derive_key(secret: bytes, client_salt: bytes, node_salt: bytes, direction: int, session: str, epoch: int) -> bytes:
-    """The AES-256 key of one direction of one connection (HKDF-SHA256, RFC 5869)."""
+    """Return the AES-256 key of one direction of one connection (HKDF-SHA256, RFC 5869)."""
     info = b"rgpu data link" + bytes([direction]) + session.encode() + struct.pack("<Q", epoch)
     return HKDF(hashes.SHA256(), 32, client_salt + node_salt, info).derive(secret)
 
 
 def associated_data(direction: int, epoch: int, session: str) -> bytes:
-    """Bytes that are authenticated with each frame: direction, epoch, session."""
+    """Return the bytes that are authenticated with each frame: direction, epoch, session."""
     return b"rgpu" + bytes([direction]) + struct.pack("<Q", epoch) + session.encode()
 
 
 class Sealer:
-    """Makes the frames of one direction. Not thread-safe: the counter must never repeat."""
+    """The sending side of one direction: makes its frames. Not thread-safe: the counter must never repeat."""
 
     def __init__(self, key: bytes, direction: int, epoch: int, session: str) -> None:
         self._cipher = AESGCM(key)
@@ -56,15 +56,15 @@ class Sealer:
         self._counter = 0
 
     def seal(self, kind: int, parts: Sequence[Any]) -> bytearray:
-        """One whole frame. Raises :class:`LinkError` for a message over the limit."""
+        """Return one whole frame. Raises :class:`LinkError` for a message over the limit."""
         frame = bytearray(frame_size(parts))
         self.seal_into(kind, parts, memoryview(frame))
         return frame
 
     def seal_run(self, message: Any, frame: memoryview) -> int:
-        """The same for a message in one run, its type in front, into the beginning of ``frame``; its length.
+        """Seal a contiguous message, its type in front, into the beginning of ``frame``; return the frame's length.
 
-        Without the interpreter's lock.
+        Runs without the interpreter's lock.
         """
         if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
             raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
@@ -75,10 +75,10 @@ class Sealer:
         return end
 
     def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
-        """One whole frame into the beginning of ``frame``, which has room for it; its length.
+        """Seal a message into the beginning of ``frame``, which is large enough; return the frame's length.
 
         The parts are contiguous, of bytes. Those of a short message are gathered
-        there and sealed in place; a long one is sealed from where its parts are.
+        there and sealed in place; a long one is sealed directly from its parts.
         """
         end = frame_size(parts)
         if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
@@ -100,7 +100,7 @@ class Sealer:
 
 
     def _seal_parts(self, parts: Sequence[Any], frame: memoryview, end: int) -> None:
-        """Behind the type, which stands in ``frame``. Without the interpreter's lock, as above."""
+        """Seal the parts after the type, which is in ``frame`` already. Runs without the interpreter's lock."""
         encryptor = Cipher(self._key, modes.GCM(_NONCE.pack(0, self._counter))).encryptor()
         encryptor.authenticate_additional_data(self._aad)
         at = _LENGTH.size
@@ -112,30 +112,30 @@ class Sealer:
 
 
 def frame_size(parts: Sequence[Any]) -> int:
-    """Bytes of the frame of a message with this body."""
+    """Return the bytes of the frame of a message with this body."""
     return _HEAD.size + sum(map(len, parts)) + TAG
 
 
 class Buffers:
-    """Memory for long messages, used again when nobody holds a view of it any more.
+    """Memory for long messages, used again when no view of it is left.
 
     Fresh memory of a megabyte costs more to touch for the first time than to
-    fill. Whether a buffer is free its reference count says: each view of it
-    holds one.
+    fill. A buffer's reference count shows whether it is free: each view of it
+    holds a reference.
     """
 
     KEPT = 8
-    SHORT = 64 * 1024  #: below it memory is cheap anyway
+    SHORT = 64 * 1024  #: shorter buffers are cheap and not kept
 
     def __init__(self) -> None:
         self._kept: list[bytearray] = []
 
     def take(self, length: int) -> memoryview:
-        """A writable view of ``length`` bytes that nobody else sees; their content is undefined."""
+        """Return a writable view of ``length`` bytes that is not shared; their content is undefined."""
         if length < self.SHORT:
             return memoryview(bytearray(length))
         for index in range(len(self._kept)):
-            held = sys.getrefcount(self._kept[index]) - 2  # but for the list's and the call's
+            held = sys.getrefcount(self._kept[index]) - 2  # except the list's and the call's
             if not held and len(self._kept[index]) >= length:
                 return memoryview(self._kept[index])[:length]
         fresh = bytearray(length)
@@ -145,11 +145,11 @@ class Buffers:
 
 
 class Opener:
-    """Takes the frames of one direction apart, from bytes cut anywhere.
+    """The receiving side of one direction: opens frames from bytes that arrive in any pieces.
 
-    Use: receive into :meth:`room`, tell :meth:`received` how much came, then
-    call :meth:`next` until it returns None; or look at :meth:`waiting` and
-    have :meth:`open_into` put the message where it is wanted. After an error
+    Use: receive into :meth:`room`, pass the count to :meth:`received`, then
+    call :meth:`next` until it returns None; or check :meth:`waiting` and let
+    :meth:`open_into` put the message into a given buffer. After an error
     it opens nothing more.
     """
 
@@ -157,7 +157,7 @@ class Opener:
         self._cipher = AESGCM(key)
         self._aad = associated_data(direction, epoch, session)
         self._counter = 0
-        self.came = 0  #: bytes so far
+        self.came = 0  #: bytes received so far
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -166,7 +166,7 @@ class Opener:
         self._buffers = Buffers()
 
     def room(self) -> memoryview:
-        """Where to receive: never empty, and large enough for the rest of the frame under way."""
+        """Return the memory to receive into: never empty, and large enough for the rest of the current frame."""
         if self._start == self._end:
             self._start = self._end = 0
         if len(self._buffer) - self._start < self._needed or self._end == len(self._buffer):
@@ -174,7 +174,7 @@ class Opener:
         return self._view[self._end:]
 
     def _make_room(self) -> None:
-        """What is pending moves to the front; a peer that sends long frames gets a buffer for several."""
+        """Move the pending bytes to the front; for a peer that sends long frames make a buffer for several."""
         pending = self._end - self._start
         view = self._view[self._start:self._end]
         if self._needed > len(self._buffer) or pending == len(self._buffer):
@@ -184,13 +184,13 @@ class Opener:
         self._start, self._end = 0, pending
 
     def received(self, count: int) -> None:
-        """Note that ``count`` bytes came into the buffer."""
+        """Note that ``count`` bytes were received into the buffer."""
         self._end += count
         self.came += count
 
     @property
     def missing(self) -> int:
-        """Bytes that the frame under way lacks, as far as is known; at least 1."""
+        """Bytes that the current frame lacks, as far as is known; at least 1."""
         return max(1, self._needed - (self._end - self._start))
 
     @property
@@ -199,7 +199,7 @@ class Opener:
         return self._end - self._start
 
     def waiting(self) -> int:
-        """The length of the next message (type and body) if its frame is here whole, else 0.
+        """Return the length of the next message (type and body) if its frame has arrived completely, else 0.
 
         Raises :class:`LinkError` for an impossible length.
         """
@@ -222,8 +222,8 @@ class Opener:
     def open_into(self, target: memoryview) -> None:
         """Open the frame that is :meth:`waiting` into ``target``, of just its message's length.
 
-        Raises :class:`LinkError` for a frame that does not open; what then
-        stands in ``target`` means nothing.
+        Raises :class:`LinkError` for a frame that does not open; the
+        content of ``target`` is undefined then.
         """
         at = self._start + _LENGTH.size
         end = at + len(target) + TAG
@@ -238,11 +238,11 @@ class Opener:
         self._needed = _LENGTH.size
 
     def next(self, room: Callable[[int], memoryview | None] | None = None) -> tuple[int, memoryview] | None:
-        """(type, body) of the next whole frame, or None.
+        """Return (type, body) of the next whole frame, or None.
 
-        The body is a view of fresh bytes: it stays true for as long as it is
-        held. With ``room``, a message of BULK bytes or more is put into the
-        buffer that room(bytes) gives, if it gives one. Raises :class:`LinkError` for a frame that does not open.
+        The body is a view of fresh bytes: it stays valid for as long as it is
+        referenced. With ``room``, a message of BULK bytes or more is put into the
+        buffer that room(bytes) returns, if any. Raises :class:`LinkError` for a frame that does not open.
         """
         length = self.waiting()
         if not length:

@@ -1,4 +1,4 @@
-"""Tickets: what lets an agent or a node open a data link for one session.
+"""Tickets: credentials with which an agent or a node opens a data link for one session.
 
 ::
 
@@ -6,14 +6,14 @@
     secret =        keyed BLAKE3(pool secret, "secret" ‖ body)     32 bytes
     body   = msgpack {v: 1, session, agent, purpose, expires, id}
 
-Any node of the pool can check one, and derive its secret, without asking
-anybody; while the pool's secret is rotated, those made with the old one and
-those made with the new one are good (:mod:`rgpu.link.secrets`). A ticket names
-no epoch and no owner: it stays good when the session moves. The secret travels
+Any node of the pool can check one, and derive its secret, without a
+request; while the pool's secret is rotated, tickets made with the old one and
+with the new one are valid (:mod:`rgpu.link.secrets`). A ticket names
+no epoch and no owner: it stays valid when the session moves. The secret travels
 only over the control link, never with the ticket.
 
-Those are for ends of the previous version, and for moves, whose destination makes and checks them with a secret of its
-own. An agent makes its own (v 2): :mod:`rgpu.link.data.proofs`.
+These tickets are for ends of the previous version, and for moves, whose destination makes and checks them with a secret
+of its own. An agent makes its own tickets (v 2): :mod:`rgpu.link.data.proofs`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a verified ticket says. ``agent``: public key (Z85) of the end it was given to; ``proven``: that made it."""
+    """A verified ticket. ``agent``: public key (Z85) of the end it was given to; ``proven``: that end made it."""
 
     session: str
     agent: str
@@ -61,7 +61,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A new ticket as it goes over the control link."""
+    """A new ticket as sent over the control link."""
 
     ticket: bytes
     secret: bytes = field(repr=False)
@@ -70,7 +70,7 @@ class Granted:
 
 def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetime: float = LIFETIME,
           now: float | None = None, version: int = BY_NODE) -> Granted:
-    """A ticket for one session and purpose (of :data:`PURPOSES`), and its secret."""
+    """Return a ticket for one session and purpose (of :data:`PURPOSES`), and its secret."""
     if purpose not in PURPOSES:
         raise ValueError(f"purpose {purpose!r}")
     expires = (time.time() if now is None else now) + lifetime
@@ -82,10 +82,10 @@ def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetim
 
 def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: float | None = None,
            version: int = BY_NODE) -> Ticket:
-    """The ticket with its secret, if one of ``pool_secrets`` made it, it is not expired, and for ``purpose``.
+    """Return the ticket with its secret, if one of ``pool_secrets`` made it, it is not expired, and for ``purpose``.
 
     Raises :class:`AuthenticationFailed`. The MAC is checked, in constant time,
-    before anything inside the body is looked at.
+    before anything inside the body is read.
     """
     if not MAC_BYTES < len(data) <= LIMIT:
         raise AuthenticationFailed("the ticket has an impossible length", reason="length")
@@ -106,7 +106,7 @@ def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: flo
 
 
 def version_of(data: bytes) -> int:
-    """What a ticket says of its version before anything was checked; 0: it says none."""
+    """Return the version that a ticket names, unchecked; 0: it names none."""
     try:
         return _read(bytes(data[:-MAC_BYTES])).v
     except AuthenticationFailed:
@@ -114,7 +114,7 @@ def version_of(data: bytes) -> int:
 
 
 def claimed_agent(data: bytes) -> str:
-    """The agent that a ticket names before anything was checked. Raises :class:`AuthenticationFailed`."""
+    """Return the agent that a ticket names, unchecked. Raises :class:`AuthenticationFailed`."""
     if not MAC_BYTES < len(data) <= LIMIT:
         raise AuthenticationFailed("the ticket has an impossible length", reason="length")
     return _read(bytes(data[:-MAC_BYTES])).agent

@@ -1,1 +1,1 @@
-"""A port before anybody is known: who may stand before it, and for how long. It knows no session and no key."""
+"""A gate before a port: which unproven connections it holds, and for how long. It handles no session and no key."""

@@ -1,4 +1,4 @@
-"""How many connections a port holds for peers that have not proven who they are, and which one goes first. Pure."""
+"""Limits for the connections of a port whose peers are not authenticated, and which is closed first. Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
-#: Bounds of what one port holds unproven, whatever the process may open.
+#: Bounds of the unproven connections of one port, however many descriptors the process may open.
 LEAST_WAITING, MOST_WAITING = 16, 512
-#: Of a process's descriptors, one in so many may be held by peers that wait unproven at each port …
+#: One in so many of a process's descriptors may be held by peers that wait unproven at each port …
 WAITING_SHARE = 8
 #: … and one in so many may be a proven connection of the control port, which costs three descriptors.
 KNOWN_SHARE = 8
 
 
 class Stage(IntEnum):
-    """How far a peer has come; who has come least far goes first."""
+    """Progress of a peer's handshake; the connection with the least progress is closed first."""
 
-    SILENT = 0  #: it said nothing
-    SPEAKS = 1  #: it said something that may be the beginning of the protocol
-    KNOWS = 2  #: it knows the node's public key: CURVE opened its HELLO
-    PROVEN = 3  #: its key or ticket is good
+    SILENT = 0  #: it sent nothing
+    SPEAKS = 1  #: it sent something that may be the beginning of the protocol
+    KNOWS = 2  #: it has the node's public key: CURVE opened its HELLO
+    PROVEN = 3  #: its key or ticket is valid
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Connections of one port: unproven in all and of one address; proven in all; seconds to prove oneself."""
+    """Limits of one port's connections: unproven in all and of one address; proven in all; seconds for the proof."""
 
     waiting: int
     of_address: int
@@ -35,7 +35,7 @@ class Budget:
 
 
 class Waiting(Protocol):
-    """A connection as the budget sees it. ``address``: of the peer's host; ``since``: s, when it came."""
+    """A connection for the budget. ``address``: of the peer's host; ``since``: s, when it was accepted."""
 
     address: str
     stage: Stage
@@ -47,23 +47,23 @@ W = TypeVar("W", bound=Waiting)
 
 
 def budget_for(descriptors: int, each: int = 1) -> Budget:
-    """A port's budget in a process that may open so many descriptors; ``each``: what one that waits costs.
+    """Return a port's budget in a process that may open so many descriptors; ``each``: those of a waiting connection.
 
-    One address gets three quarters of what waits: a host behind which many clients stand is served, and others still
-    find room.
+    One address gets three quarters of the waiting connections: a host that stands for many clients is served, and
+    others are still accepted.
     """
     waiting = min(MOST_WAITING, max(LEAST_WAITING, descriptors // WAITING_SHARE // each))
     return Budget(waiting, max(1, waiting * 3 // 4), max(LEAST_WAITING, descriptors // KNOWN_SHARE))
 
 
 def least(waiting: Iterable[W]) -> W | None:
-    """The connection that goes first: the one that came least far, and of those the oldest. None of nobody."""
+    """Return the connection to close first: of those with the least progress, the oldest; None if there is none."""
     return min((one for one in waiting if one.stage is not Stage.PROVEN), key=lambda one: (one.stage, one.since),
                default=None)
 
 
 def over(budget: Budget, waiting: Iterable[W], newest: W) -> tuple[W, str] | None:
-    """The connection that has to go now that ``newest``, one of them, waits too, and why; None where there is room."""
+    """Return the connection to close now that ``newest``, one of them, waits too, and why; None within the budget."""
     unproven = [one for one in waiting if one.stage is not Stage.PROVEN]
     beside = [one for one in unproven if one.address == newest.address]
     if len(beside) > budget.of_address:
@@ -78,9 +78,9 @@ def over(budget: Budget, waiting: Iterable[W], newest: W) -> tuple[W, str] | Non
 
 
 def crowded(budget: Budget, known: Iterable[W]) -> tuple[W, str] | None:
-    """The proven connection that has to go: idle longest, of the address that has most; None where there is room.
+    """Return the proven connection to close: idle longest, of the address with the most; None within the budget.
 
-    Its owner connects again when it has something to say.
+    Its owner connects again when it sends something.
     """
     proven = [one for one in known if one.stage is Stage.PROVEN]
     if len(proven) <= budget.known:

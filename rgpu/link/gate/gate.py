@@ -1,7 +1,7 @@
-"""One thread that accepts a port's connections and hears them, without waiting for any, until they are proven.
+"""One thread that accepts a port's connections and reads from them, without blocking, until they are proven.
 
-What a connection says is a :class:`Visitor`'s business; how many there may be, and who goes first, is
-:mod:`.budget`'s. The thread ends with :meth:`Gate.close` and with nothing else.
+A :class:`Visitor` handles the data of a connection; :mod:`.budget` decides how many there may be, and which is closed
+first. Only :meth:`Gate.close` ends the thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rgpu.session.errors import LinkError
 log = get_logger(__name__)
 
 BACKLOG = 4096  #: the kernel allows no more than net.core.somaxconn
-BATCH = 64  #: connections accepted before those that came are heard
+BATCH = 64  #: connections accepted in a row before data of others is read
 SWEEP_SECONDS = 0.25
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -41,23 +41,23 @@ class Visitor:
         self.over = False
 
     def ready(self, sock: socket.socket, events: int) -> bool:
-        """Go on, as far as that is possible without waiting; whether the connection stays.
+        """Make progress without blocking; return whether the connection stays.
 
-        Raises OSError and :class:`rgpu.session.errors.RgpuError`: then it ends.
+        The connection ends when this raises OSError or :class:`rgpu.session.errors.RgpuError`.
         """
         raise NotImplementedError
 
     def expired(self, now: float) -> str:
-        """Why a proven connection has to end at monotonic ``now``; empty while it may stay."""
+        """Return why a proven connection has to end at monotonic ``now``; empty while it may stay."""
         return ""
 
     @property
     def waits(self) -> bool:
-        """Whether :meth:`expired` has to be asked again soon, although nothing came."""
+        """Whether :meth:`expired` has to be called again soon, even if no data arrives."""
         return False
 
     def end(self, why: str) -> None:
-        """Close what the connection holds."""
+        """Close the connection's sockets."""
         self.sock.close()
 
 
@@ -78,14 +78,14 @@ class Gate:
         self.turned_away = 0  #: connections that ended before they were proven
         self._visitors: set[Visitor] = set()
         self._unproven: set[Visitor] = set()
-        self._waiting: set[Visitor] = set()  #: proven ones whose peers keep them waiting
+        self._waiting: set[Visitor] = set()  #: proven ones whose peers have not read all data
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
         self._selector.register(self._woken, READ, None)
         self._selector.register(self._listener, READ, None)
         self._accept_again = 0.0  #: monotonic s from when on to accept; 0: now
-        self._broken = False  #: the listening socket is to be made anew
+        self._broken = False  #: the listening socket has to be created again
         self._closing = False
         self._warned, self._crowd = Warned(), Warned()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -108,26 +108,26 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """Connections that have not proven who they are."""
+        """The number of unproven connections."""
         return len(self._unproven)
 
     def unproven(self) -> list[Visitor]:
-        """The visitors that have not proven who they are; from any thread."""
+        """Return the unproven visitors; callable from any thread."""
         return list(self._unproven)
 
     @property
     def known(self) -> int:
-        """Proven connections that go through the gate."""
+        """The number of proven connections that go through the gate."""
         return len(self._visitors) - len(self._unproven)
 
     # -- for visitors ---------------------------------------------------------------
     @staticmethod
     def now() -> float:
-        """Monotonic s, as visitors are judged by."""
+        """Return the monotonic s by which visitors are judged."""
         return time.monotonic()
 
     def watch(self, visitor: Visitor, sock: socket.socket, events: int) -> None:
-        """Tell ``visitor`` when ``sock`` is ready for ``events``; 0: do not any more."""
+        """Call ``visitor`` whenever ``sock`` is ready for ``events``; 0: not any more."""
         try:
             known = self._selector.get_map().get(sock)
             if not events:
@@ -140,7 +140,7 @@ class Gate:
             pass
 
     def proven(self, visitor: Visitor) -> None:
-        """``visitor`` is known now, and counts as such."""
+        """Count ``visitor`` as proven from now on."""
         visitor.stage = Stage.PROVEN
         self._unproven.discard(visitor)
         found = crowded(self.budget, self._visitors)
@@ -148,7 +148,7 @@ class Gate:
             self._end(*found)
 
     def release(self, visitor: Visitor) -> None:
-        """Hold ``visitor``, which is proven, no more: its socket is somebody else's now."""
+        """Release a proven ``visitor``, whose socket has another owner now."""
         visitor.stage = Stage.PROVEN
         self._forget(visitor)
 
@@ -161,7 +161,7 @@ class Gate:
                 if (self._unproven or self._waiting) and time.monotonic() - swept > SWEEP_SECONDS:
                     swept = time.monotonic()
                     self._sweep(swept)
-            except Exception:  # noqa: BLE001 - whatever a peer brings about, the port goes on
+            except Exception:  # noqa: BLE001 - whatever a peer causes, the port stays open
                 log.exception("a port's thread goes on after an error", port=self.name)
                 time.sleep(BACK_OFF)
         self._close_all()
@@ -176,7 +176,7 @@ class Gate:
             self._listen_again()
 
     def _patience(self) -> float | None:
-        """Seconds until something has to be done that no socket tells; None: nothing has."""
+        """Seconds until work is due without an event of a socket; None: no such work."""
         if self._accept_again:
             return BACK_OFF
         if self._unproven or self._waiting:
@@ -207,7 +207,7 @@ class Gate:
         self._visitors.add(visitor)
         self._unproven.add(visitor)
         self.watch(visitor, sock, READ)
-        self._hear(visitor, sock, READ)  # mostly it has spoken by now
+        self._hear(visitor, sock, READ)  # mostly its first data has arrived by now
         if not visitor.over and visitor.stage is not Stage.PROVEN:
             found = over(self.budget, self._unproven, visitor)
             if found is not None:
@@ -216,7 +216,7 @@ class Gate:
                 self._end(*found)
 
     def _not_accepted(self, error: OSError) -> None:
-        """Descriptors are missing, or the socket does not listen any more: the port pauses, and goes on."""
+        """Handle missing descriptors, or a socket that does not listen any more: the port pauses, then continues."""
         if self._warned.due():
             log.warning("a connection could not be accepted: the port goes on", port=self.name, reason=error.strerror,
                         waiting=len(self._unproven), held=len(self._visitors))
@@ -249,7 +249,7 @@ class Gate:
             why = "over"
         except BlockingIOError:
             return
-        except Exception as error:  # noqa: BLE001 - what a peer says ends that connection alone
+        except Exception as error:  # noqa: BLE001 - a peer's data ends that connection alone
             why = str(error)
         self._end(visitor, why)
 
@@ -288,7 +288,7 @@ class Gate:
 
 
 def _listener(address: tuple[str, int]) -> socket.socket:
-    """A listening socket that does not block, IPv4 or IPv6 as its host says. Raises OSError."""
+    """A listening socket that does not block, IPv4 or IPv6 by its host. Raises OSError."""
     host = address[0].strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.create_server((host, address[1]), family=family, backlog=BACKLOG)

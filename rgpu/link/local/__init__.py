@@ -1,1 +1,1 @@
-"""Between processes of one host: packets with descriptors, shared memory. It knows nothing of sessions or devices."""
+"""Links between processes of one host: packets with descriptors, shared memory. It handles no sessions or devices."""

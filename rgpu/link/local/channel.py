@@ -2,7 +2,7 @@
 
 The worker listens on a Unix socket (SOCK_SEQPACKET, mode 0600) in the node's
 own directory; the daemon connects, and connects again after it was restarted:
-that is how workers are adopted. A message is one packet of msgpack, at most
+that is how it takes over workers. A message is one packet of msgpack, at most
 :data:`~rgpu.link.local.packets.LIMIT` bytes, with descriptors beside it (sockets of authenticated peers).
 
 Requests carry ``id`` and ``do``; replies ``id`` and ``ok`` or ``error``;
@@ -21,7 +21,7 @@ from rgpu.session.errors import TimedOut
 
 
 def listen(path: Path) -> socket.socket:
-    """The worker's side. A Unix path holds at most 107 bytes, so bind relative to its folder."""
+    """Listen as the worker, bound relative to the folder: a Unix path has at most 107 bytes."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with _at(path) as short:
         if os.path.lexists(short):
@@ -36,7 +36,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout: float) -> Channel:
-    """The daemon's side: waits until the worker listens. Raises :class:`TimedOut`."""
+    """Connect as the daemon; wait until the worker listens. Raises :class:`TimedOut`."""
     deadline = time.monotonic() + timeout
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

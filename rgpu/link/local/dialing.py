@@ -1,7 +1,7 @@
-"""Connections made by one process for another of its host that may make none: to one address, for as long as allowed.
+"""Connections that one process makes for another of its host that may make none: to one address, while allowed.
 
 A worker's box has no network (:mod:`rgpu.server.box`). For a move its daemon hands it a :class:`Dialer`'s descriptor:
-each packet sent there is answered with a connected socket, or with why there is none.
+each packet sent there is answered with a connected socket, or with an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MOST = 16  #: connections that one dialer makes
 
 
 class Dialer:
-    """The side that may connect; a context manager. ``descriptor``: for the other process, closed with this."""
+    """The side that may connect; a context manager. ``descriptor``: for the other process; closed at the end."""
 
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
-        """``connect`` makes one connection; it raises what the other side is to be told, a :class:`RgpuError`."""
+        """``connect`` makes one connection; it raises the error for the other side, a :class:`RgpuError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.descriptor = theirs.detach()
         self._connect, self._ours = connect, ours
@@ -50,13 +50,13 @@ class Dialer:
 
 
 class Dialed:
-    """The other side's. ``descriptor`` is its own from here on. Thread-safe."""
+    """The side without a right to connect. It owns ``descriptor`` from here on. Thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
         self._channel, self._lock = Channel(socket.socket(fileno=descriptor)), threading.Lock()
 
     def connection(self) -> socket.socket:
-        """Return a new connection. Raises :class:`LinkError`, and what the dialer says."""
+        """Return a new connection. Raises :class:`LinkError`, and the dialer's errors."""
         with self._lock:
             self._channel.send({"do": "connect"})
             message, fds = self._channel.receive()
@@ -67,5 +67,5 @@ class Dialed:
         return socket.socket(fileno=fds[0])
 
     def close(self) -> None:
-        """Give the dialer up."""
+        """Close the channel to the dialer."""
         self._channel.close()

@@ -29,7 +29,7 @@ class Channel:
         self.sock = sock
 
     def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Raises :class:`LinkError` when the other side is gone, or the message is too long."""
+        """Send a message. Raises :class:`LinkError` when the other side has ended, or the message is too long."""
         data = _encode(message)
         if len(data) > LIMIT:
             raise LinkError(f"message of {len(data)} bytes to a worker; the limit is {LIMIT}")
@@ -40,7 +40,7 @@ class Channel:
             raise LinkError(f"the worker channel is closed: {error}") from error
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next message and its descriptors (now owned by the caller).
+        """Return the next message and its descriptors (now owned by the caller).
 
         Raises :class:`LinkError` at end of file, :class:`Corrupt` if it is no map.
         """
@@ -63,12 +63,12 @@ class Channel:
         return message, fds
 
     def peer(self) -> tuple[int, int]:
-        """(pid, uid) of the other side, from the kernel."""
+        """Return (pid, uid) of the other side, from the kernel."""
         pid, uid, _ = struct.unpack("iII", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
 
     def close(self) -> None:
-        """Close this end, and wake what waits in the other."""
+        """Close this end, and wake threads that wait at the other."""
         shut(self.sock)
 
 

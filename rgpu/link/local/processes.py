@@ -1,4 +1,4 @@
-"""Processes of this host: which one a number means, and signals to a program with all that it started."""
+"""Processes of this host: identified by pid and start, and signals to a program with its descendants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rgpu.session.errors import UsageError
 
 
 def process_start(pid: int) -> str:
-    """The start time of a process in clock ticks (proc(5), field 22): tells a pid from its reuse."""
+    """Return the start time of a process in clock ticks (proc(5), field 22): it distinguishes a pid from its reuse."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -20,7 +20,7 @@ def process_start(pid: int) -> str:
 
 
 def alive(pid: int, started: str) -> bool:
-    """Return whether that very process runs: not a later one of its number, and no zombie."""
+    """Return whether this process runs: not a later one of the same pid, and no zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -30,7 +30,7 @@ def alive(pid: int, started: str) -> bool:
 
 @cache
 def boot_id() -> str:
-    """The random id of this boot of the host (proc(5)); empty where there is none."""
+    """Return the random id of this boot of the host (proc(5)); empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -70,7 +70,7 @@ def signal_program(pid: int, number: int) -> None:
 
 
 def family(pid: int) -> list[tuple[int, str]]:
-    """Return what a program started, as far as it can be told: its descendants and its process group, without itself.
+    """Return the processes that a program started: its descendants and its process group, without itself.
 
     Each with its start, as :func:`alive` takes it.
     """

@@ -1,13 +1,13 @@
-"""An agent and a worker on one host: bulk through shared memory instead of sealed frames.
+"""An agent and a worker on one host: bulk data through shared memory instead of sealed frames.
 
-What is shared, who may use it and when it is used again stands in
-docs/developers/links/same-host.md, "One host". Here are the parts that both sides need: which
-host this is, the messages of the Unix socket by which memory is handed over,
+docs/developers/links/same-host.md, "One host", describes what is shared, which side may use it
+and when it is used again. Here are the parts that both sides need: the identity of the host,
+the messages of the Unix socket by which memory is handed over,
 and the checks that a descriptor must pass before it is mapped.
 
-The Unix socket has an abstract name, drawn anew for each attachment and told
+The Unix socket has an abstract name, drawn anew for each attachment and sent
 over the sealed link with two tokens: the agent proves itself with one, the
-worker with the other. The kernel's word on the peer's user comes on top.
+worker with the other. In addition the peer's user is checked, as the kernel reports it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rgpu.link.local.packets import descriptors, shut
 from rgpu.link.messages.memory import MEMORY, PACKET_LAYOUT, PROVE, PROVEN, TOKEN
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, TimedOut
 
-SMALLEST = 64 * 1024  #: bytes: what is shorter goes in a frame
-TIMEOUT = 2.0  #: seconds for the agent to come, and for either proof
+SMALLEST = 64 * 1024  #: bytes; a shorter payload is sent in a frame
+TIMEOUT = 2.0  #: seconds for the agent to connect, and for either proof
 HOST_VARIABLE = "RGPU_HOST_IDENTITY"  #: another name for this host, for tests
 
 _LIMIT = 1024
@@ -38,7 +38,7 @@ Identity = tuple[int, int, int]  #: device, inode, size of a memfd: no other has
 
 
 def identity(node: str = "") -> str:
-    """Identity of this boot of this host; the same in all its containers. Empty where that cannot be known.
+    """Return the identity of this boot of this host; the same in all its containers. Empty where it cannot be read.
 
     Tests name hosts with :data:`HOST_VARIABLE`: ``NODE=NAME,…`` for a node's workers, ``NAME`` for agents.
     """
@@ -54,11 +54,11 @@ def identity(node: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The worker's invitation, as ATTACHED carries it."""
+    """The worker's offer of shared memory, as ATTACHED carries it."""
 
     name: str
-    prove: bytes  #: the agent says this
-    proven: bytes  #: and hears that
+    prove: bytes  #: token that the agent sends
+    proven: bytes  #: token that the worker answers
 
     @classmethod
     def draw(cls) -> Offer:
@@ -71,7 +71,7 @@ class Offer:
 
     @classmethod
     def from_dict(cls, values: Any) -> Offer:
-        """Raises :class:`Corrupt`."""
+        """Read an offer from a message. Raises :class:`Corrupt`."""
         try:
             found = cls(values["name"], values["prove"], values["proven"])
         except (TypeError, KeyError) as error:
@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Message of the Unix socket. ``fd`` belongs to the receiver; -1: none came."""
+    """Message of the Unix socket. ``fd`` belongs to the receiver; -1: none."""
 
     kind: int
     number: int = 0
@@ -105,13 +105,13 @@ class Channel:
         return self.sock.fileno()
 
     def check_peer(self) -> None:
-        """Raises :class:`AuthenticationFailed` for another user, as far as this user namespace can tell users apart."""
+        """Raise :class:`AuthenticationFailed` for another user, as far as this user namespace distinguishes users."""
         _, uid, _ = struct.unpack("iII", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
             raise AuthenticationFailed(f"the other side runs as user {uid}, this one as {os.geteuid()}", uid=uid)
 
     def send(self, kind: int, number: int = 0, size: int = 0, data: bytes = b"", fd: int = -1) -> bool:
-        """False when the socket takes nothing now (a non-blocking one). Raises :class:`LinkError` when it is closed."""
+        """Send a packet; False: a non-blocking socket is full now. Raises :class:`LinkError` when it is closed."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
         try:
             self.sock.sendmsg([PACKET_LAYOUT.pack(kind, number, size) + data], rights, socket.MSG_NOSIGNAL)
@@ -122,7 +122,7 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """The next message; None: nothing is there now (a non-blocking socket).
+        """Return the next message; None: none has arrived yet (a non-blocking socket).
 
         Raises :class:`LinkError` at the end, :class:`TimedOut`, :class:`Corrupt`.
         """
@@ -143,7 +143,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """Close this end, and wake what waits in the other."""
+        """Close this end, and wake threads that wait at the other."""
         shut(self.sock)
 
 
@@ -159,7 +159,7 @@ def _parse(data: bytes, fds: list[int], flags: int) -> Message:
 
 
 def listen(offer: Offer) -> socket.socket:
-    """The worker's side; it waits :data:`TIMEOUT` for the agent. Raises :class:`LinkError`."""
+    """Listen as the worker, for :data:`TIMEOUT` until the agent connects. Raises :class:`LinkError`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         sock.bind("\0" + offer.name)
@@ -172,7 +172,7 @@ def listen(offer: Offer) -> socket.socket:
 
 
 def connect(offer: Offer) -> tuple[Channel, Message]:
-    """The agent's side: connect, prove, and have the worker prove itself: the channel and its PROVEN.
+    """Connect as the agent, prove itself and check the worker's proof. Return the channel and its PROVEN.
 
     Blocks for :data:`TIMEOUT` at most, and leaves a non-blocking channel. Raises
     :class:`LinkError`, :class:`TimedOut`, :class:`AuthenticationFailed`, :class:`Corrupt`.
@@ -202,7 +202,7 @@ def connect(offer: Offer) -> tuple[Channel, Message]:
 
 
 def admit(sock: socket.socket, offer: Offer) -> Channel:
-    """The worker's side: the agent, which has proved itself. Raises as :func:`connect` does."""
+    """Accept the agent as the worker, once it has proved itself. Raises as :func:`connect` does."""
     try:
         found, _ = sock.accept()
     except TimeoutError:
@@ -224,7 +224,7 @@ def admit(sock: socket.socket, offer: Offer) -> Channel:
 
 
 def check_sealed(fd: int, size: int, limit: int) -> Identity:
-    """Check that reading ``size`` bytes of it cannot kill the reader; returns which memory it is. Raises
+    """Check that reading ``size`` bytes of a memfd cannot kill the reader; return its identity. Raises
     :class:`Corrupt`.
     """
     if not 0 < size <= limit:

@@ -14,7 +14,7 @@ VERSION = 1
 
 
 class Request(msgspec.Struct):
-    """REQUEST: Asks for a verb of the table below."""
+    """REQUEST: Calls a verb of the table below."""
 
     id: str  #: drawn by the caller, repeated in each answer
     verb: str

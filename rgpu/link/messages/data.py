@@ -11,33 +11,33 @@ import struct
 VERSION = 2
 
 # agent → worker
-#: The first message: which session, and what its program has had.
+#: The first message: the session, and what its program has received.
 ATTACH = 1
 #: The stream of records, from `next` of ATTACHED on, cut anywhere.
 CALLS = 2
 #: The program ended; the session ends.
 BYE = 3
-#: Asks how far the worker is, and says how far the program is.
+#: Requests the worker's position, and reports the program's.
 PING = 4
 #: Figures of the session's client, about once a second.
 STATS = 5
 #: The next bytes of the stream are those with this BLAKE3 hash.
 CALLS_REF = 6
-#: Asks which contents the node has.
+#: Requests which of these contents the node has.
 HAVE = 7
 #: Confirms printed text.
 PRINTED = 8
 #: The program's side has mapped the worker's area.
 AREA_READY = 9
-#: The stream goes on with these bytes, then with those in shared memory.
+#: The stream continues with these bytes, then with those in shared memory.
 CALLS_AT = 10
 #: The first message of a lane.
 LANE = 11
-#: Long messages may go over the lanes from now on, both ways.
+#: Long messages may be sent over the lanes from now on, both ways.
 LANES = 12
-#: The next message of a lane stands here.
+#: Takes the place of the next message of a lane.
 LANED = 13
-#: Says when the calls that follow were published; only to a worker of protocol 2, at most once a millisecond.
+#: Reports when the calls that follow were published; only to a worker of protocol 2, at most once a millisecond.
 ISSUED = 14
 
 # worker → agent
@@ -45,21 +45,21 @@ ISSUED = 14
 ATTACHED = 16
 #: A piece of an answer; the first begins with AnswerHead of the shim link.
 ANSWER = 17
-#: Tells what is complete; the body is the shim link's.
+#: Reports what is complete; the body is the shim link's.
 WATERMARK = 18
-#: Tells of the session: `cut` (position, image), `moved`, `fenced`, `ended` (reason), `control` (address, public).
+#: Reports on the session: `cut` (position, image), `moved`, `fenced`, `ended` (reason), `control` (address, public).
 NOTICE = 19
-#: Answers PING; a position of 0 alone is a sign of life.
+#: Answers PING; a position of 0 only shows that the worker runs.
 PONG = 20
 #: Answers HAVE.
 PRESENT = 21
-#: Asks for bytes that a CALLS_REF named.
+#: Requests bytes that a CALLS_REF named.
 NEED = 22
-#: What kernels printed; only after an ATTACH with `printed`.
+#: Text that kernels printed; only after an ATTACH with `printed`.
 TEXT = 23
-#: A piece of an answer whose last bytes stand in the worker's area.
+#: A piece of an answer whose last bytes are in the worker's area.
 ANSWER_AT = 24
-#: The next message of a lane stands here.
+#: Takes the place of the next message of a lane.
 LANED_BACK = 25
 
 #: begins the preamble
@@ -84,7 +84,7 @@ FROM_NODE = 1
 SALT = 32
 #: bytes of a BLAKE3 hash
 DIGEST = 32
-#: bytes that tell which attachment a lane belongs to
+#: bytes that identify the attachment that a lane belongs to
 LANE_KEY = 16
 #: flag of an answer: the result is the context's error
 ANSWER_STICKY = 1
@@ -117,5 +117,5 @@ ANSWER_HEAD_LAYOUT = struct.Struct("<QiII")
 WATERMARK_HEAD_LAYOUT = struct.Struct("<QII")
 #: How far one stream is. 16 bytes: stream, seq.
 STREAM_MARK_LAYOUT = struct.Struct("<QQ")
-#: Where the last bytes of a piece stand. 21 bytes: more, area, offset, length.
+#: Where the last bytes of a piece are. 21 bytes: more, area, offset, length.
 PIECE_AT_LAYOUT = struct.Struct("<BIQQ")

@@ -11,19 +11,19 @@ import struct
 VERSION = 1
 
 # agent → worker
-#: The agent says its token.
+#: The agent's token.
 PROVE = 1
-#: Gives the memory of bulk segments, read-only.
+#: Hands over the memory of bulk segments, read-only.
 MEMORY = 3
-#: Nothing names a memory any more.
+#: A memory is not used any more.
 DROP = 4
 
 # worker → agent
-#: The worker says its token, and gives its area if it has one.
+#: The worker's token, and its area if it has one.
 PROVEN = 2
 #: A memory is mapped.
 MAPPED = 5
-#: A memory is not taken.
+#: A memory is not accepted.
 REFUSED = 6
 
 #: bytes of a token

@@ -20,13 +20,13 @@ BEGIN = 32
 LAYOUT = 33
 #: Pages, on any connection; answered by a credit.
 PAGES = 34
-#: Ends a round; answered by ACK when all before it was taken. Round 0: before lanes are opened.
+#: Ends a round; answered by ACK when all before it was processed. Round 0: before lanes are opened.
 ROUND = 35
 #: A piece of the encoded SessionState.
 STATE = 36
 #: The first message of a further connection; answered by READY.
 LANE = 37
-#: Regions whose descriptors come on the Unix socket, in this order; answered by GRANTED.
+#: Regions whose descriptors are sent over the Unix socket, in this order; answered by GRANTED.
 GRANT = 38
 #: Runs of pages to be copied; answered by HASHES and PULLED.
 PULL = 39
@@ -34,17 +34,17 @@ PULL = 39
 REPLAY = 48
 #: Bytes of the stream of records.
 CALLS = 49
-#: Asks how far the replay is.
+#: Requests the replay's position.
 PING = 50
 #: A piece of the SessionState of the last pause.
 LAST = 51
 #: A sample of pages, at the place among the calls where they were hashed.
 PROBE = 52
-#: A piece of the objects to be made ahead; answered by MADE.
+#: A piece of the objects to be made in advance; answered by MADE.
 OBJECTS = 60
 
 # destination → source
-#: Everything up to a ROUND was taken.
+#: Everything up to a ROUND was processed.
 ACK = 40
 #: Every page was verified.
 DONE = 41
@@ -66,7 +66,7 @@ PONG = 56
 WANT = 57
 #: Answers PROBE, in the order of the probes.
 PROBED = 58
-#: These objects are there.
+#: These objects are made.
 MADE = 61
 
 #: codec: the page as it is
@@ -82,7 +82,7 @@ PAGE_ENTRY_LAYOUT = np.dtype([("address", "<u8"),
                               ("stored", "<u4"),
                               ("codec", "u1"),
                               ("hash", "<u8", 2)])
-#: Pages side by side. 16 bytes: address, bytes.
+#: Adjacent pages. 16 bytes: address, bytes.
 RUN_LAYOUT = np.dtype([("address", "<u8"), ("bytes", "<u8")])
 #: Body of CREDIT. 4 bytes: messages.
 CREDIT_LAYOUT = struct.Struct("<I")
@@ -114,7 +114,7 @@ class Answer(msgspec.Struct):
 
     why: str = ""  #: why not
     path: str = ""  #: of the Unix socket for descriptors
-    token: bytes = b""  #: what to say there first
+    token: bytes = b""  #: to be sent there first
 
 
 class Begin(msgspec.Struct):
@@ -134,11 +134,11 @@ class Layout(msgspec.Struct):
 
 
 class Round(msgspec.Struct):
-    """ROUND: Ends a round; answered by ACK when all before it was taken. Round 0: before lanes are opened."""
+    """ROUND: Ends a round; answered by ACK when all before it was processed. Round 0: before lanes are opened."""
 
     round: int = 0
     #: address, size, page numbers (u32 each) and their hashes (16 bytes each) of regions whose other hashes the
-    #: destination told
+    #: destination reported
     known: list[tuple[int, int, bytes, bytes]] = []
 
 
@@ -150,7 +150,7 @@ class Lane(msgspec.Struct):
 
 
 class Grant(msgspec.Struct):
-    """GRANT: Regions whose descriptors come on the Unix socket, in this order; answered by GRANTED."""
+    """GRANT: Regions whose descriptors are sent over the Unix socket, in this order; answered by GRANTED."""
 
     regions: list[tuple[int, int, int]]  #: address, size, serial
 

@@ -17,7 +17,7 @@ MEMORY = 3
 DROP = 4
 
 # asker → answerer
-#: Nothing refers to some views of a segment any more.
+#: Some views of a segment are not used any more.
 RELEASED = 7
 
 #: Begins each packet. 16 bytes: type, number, size.

@@ -13,64 +13,64 @@ import msgspec
 VERSION = 2
 
 # asker → answerer
-#: Asks what ranks brought to a collective: CONTRIBUTIONS; HOLDS where it has what `own` did; or NEVER.
+#: Requests contributions to a collective: CONTRIBUTIONS; HOLDS where it has those of `own`; or NEVER.
 ASK = 32
-#: The asker asks for no collective below that number again.
+#: The asker requests no collective below that number again.
 FLOOR = 33
-#: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.
+#: Requests all that is kept of a communicator: the asker's own log was lost; KEPT.
 REFILL = 37
-#: What NEVER said can be brought again is needed: the answerer begins again at its checkpoint.
+#: A contribution that NEVER marked `again` is needed: the answerer begins again at its checkpoint.
 GO_BACK = 39
-#: Names the memory socket whose ends the daemon gave both: what is long may be there.
+#: Names the memory socket whose ends the daemon gave both, for long contributions.
 BORROW = 40
 
 # answerer → asker
-#: A piece of what some wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
-#: msgpack.
+#: A piece of the contributions of some wanted ranks: rows of rank, kind, type, reduction, peer, count, scalar and
+#: data, as msgpack.
 CONTRIBUTIONS = 34
-#: What the asker's ranks brought is here.
+#: The contributions of the asker's ranks have arrived.
 HOLDS = 35
-#: What was asked for will not come.
+#: A requested contribution will not arrive.
 NEVER = 36
-#: As CONTRIBUTIONS, for what lies in memory that the asker maps: each row has the segment and its bytes where that
-#: has data.
+#: As CONTRIBUTIONS, for data in memory that the asker maps: each row has the segment and its bytes where
+#: CONTRIBUTIONS has data.
 PLACED = 41
 #: A piece of what is kept of one collective, as CONTRIBUTIONS.
 KEPT = 38
 
-#: Names what is answered. 8 bytes: id.
+#: Names the request that is answered. 8 bytes: id.
 ASK_ID_LAYOUT = struct.Struct("<Q")
 #: Names the REFILL and the collective. 24 bytes: id, sender, receiver, number.
 KEPT_HEAD_LAYOUT = struct.Struct("<QiiQ")
 
 
 class Ask(msgspec.Struct):
-    """ASK: Asks what ranks brought to a collective: CONTRIBUTIONS; HOLDS where it has what `own` did; or NEVER."""
+    """ASK: Requests contributions to a collective: CONTRIBUTIONS; HOLDS where it has those of `own`; or NEVER."""
 
     id: int
     unique: bytes  #: of the communicator
     key: tuple[int, int, int]  #: -1, -1 and the number; of a message sender, receiver and the pair's number
-    want: list[int]  #: ranks whose contributions are asked for
+    want: list[int]  #: ranks whose contributions are requested
     own: list[int]  #: the asker's ranks
-    now: bool = False  #: with what is there now
+    now: bool = False  #: answer with what is available now
 
 
 class Floor(msgspec.Struct):
-    """FLOOR: The asker asks for no collective below that number again."""
+    """FLOOR: The asker requests no collective below that number again."""
 
     unique: bytes
     number: int
 
 
 class Refill(msgspec.Struct):
-    """REFILL: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT."""
+    """REFILL: Requests all that is kept of a communicator: the asker's own log was lost; KEPT."""
 
     id: int
     unique: bytes
 
 
 class GoBack(msgspec.Struct):
-    """GO_BACK: What NEVER said can be brought again is needed: the answerer begins again at its checkpoint."""
+    """GO_BACK: A contribution that NEVER marked `again` is needed: the answerer begins again at its checkpoint."""
 
     unique: bytes
     key: tuple[int, int, int]  #: as in ASK
@@ -78,14 +78,14 @@ class GoBack(msgspec.Struct):
 
 
 class Never(msgspec.Struct):
-    """NEVER: What was asked for will not come."""
+    """NEVER: A requested contribution will not arrive."""
 
     id: int
     why: str
-    again: bool = False  #: its session brings it again when it begins again at its checkpoint
+    again: bool = False  #: its session contributes it again when it begins again at its checkpoint
 
 
 class Borrow(msgspec.Struct):
-    """BORROW: Names the memory socket whose ends the daemon gave both: what is long may be there."""
+    """BORROW: Names the memory socket whose ends the daemon gave both, for long contributions."""
 
     number: bytes

@@ -11,23 +11,23 @@ import struct
 VERSION = 1
 
 # shim → agent
-#: The first message of a program: who connects, and what its library understands.
+#: The first message of a program: the process, and what its library supports.
 HELLO = 1
 #: Offers a segment of shared memory.
 SEGMENT = 2
 #: The program ends.
 GOODBYE = 3
-#: First and only message of its connection: asks what a monitor may know.
+#: First and only message of its connection: requests what a monitor may read.
 OBSERVE = 4
-#: Gives the page of bytes in use; once, behind HELLO.
+#: Hands over the page of bytes in use; once, after HELLO.
 USAGE = 5
 #: Names a driver function that the program called and the shim refuses; once each.
 UNSUPPORTED = 6
 #: The shim has mapped the area that it was given.
 AREA_MAPPED = 7
-#: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
+#: First and only message of its connection: a rank of a communicator arrives, or requests again which others have.
 GATHER = 8
-#: First and only message of its connection, of a gang: asks for the run's devices.
+#: First and only message of its connection, of a gang: requests the run's devices.
 LIST = 9
 #: Before HELLO, in a gang: the device of the list that a context is made on.
 CHOOSE = 10
@@ -37,36 +37,36 @@ CHOOSE = 10
 WELCOME = 32
 #: Answers an awaited call. In the ring the body is u8 more and a piece of this.
 ANSWER = 33
-#: Tells what is complete; on the socket or in the ring.
+#: Reports what is complete; on the socket or in the ring.
 WATERMARK = 34
-#: Nothing in a segment is needed any more.
+#: A segment is not needed any more.
 RELEASE = 35
 #: Refuses a program or a monitor.
 REFUSED = 36
-#: Tells how the session is protected.
+#: Reports how the session is protected.
 STATE = 37
 #: Answers OBSERVE.
 OBSERVED = 38
-#: Brings text that kernels printed; on the socket or in the ring.
+#: Text that kernels printed; on the socket or in the ring.
 TEXT = 39
-#: A piece of an answer whose last bytes stand in the area; in the ring only.
+#: A piece of an answer whose last bytes are in the area; in the ring only.
 ANSWER_AT = 40
-#: Answers GATHER: for each rank, who came with it; REFUSED says why not.
+#: Answers GATHER: for each rank, the session that it arrived with; or REFUSED.
 GATHERED = 42
-#: Gives the worker's memory for long answers.
+#: Hands over the worker's memory for long answers.
 AREA = 41
 #: Answers LIST: all devices of the run, with no session.
 LISTED = 43
 
 #: HELLO: the shim reads answers from a ring
 WANTS_RING = 1
-#: HELLO: the shim takes what kernels print
+#: HELLO: the shim accepts text that kernels print
 WANTS_TEXT = 2
 #: HELLO: and payloads from an area that the ring's messages name
 WANTS_AREA = 4
 #: flag of an answer: the result is the context's error
 ANSWER_STICKY = 1
-#: STATE: all is well
+#: STATE: normal operation
 RUNNING = 0
 #: STATE: calls wait until the journal has room
 JOURNAL_FULL = 1
@@ -94,13 +94,13 @@ LOG_SEGMENT_SIZE = 4194304
 BULK_SEGMENT_SIZE = 67108864
 #: of payloads in a bulk segment
 BULK_ALIGNMENT = 64
-#: bytes above which a payload goes to a bulk segment
+#: bytes above which a payload is put into a bulk segment
 INLINE_PAYLOAD = 65536
 #: begins the agent's page
 AGENT_PAGE_MAGIC = b"RGPUAGT1"
-#: bytes of the agent's page; the ring is behind it
+#: bytes of the agent's page; the ring follows it
 AGENT_PAGE_SIZE = 4096
-#: u32: the agent sleeps and wants its eventfd written
+#: u32: the agent sleeps until its eventfd is written
 AGENT_SLEEPING_OFFSET = 64
 #: u64: bytes of the answer ring ever written
 AGENT_WRITTEN_OFFSET = 128
@@ -108,19 +108,19 @@ AGENT_WRITTEN_OFFSET = 128
 SHIM_PAGE_SIZE = 4096
 #: u64: bytes of the answer ring ever read
 SHIM_READ_OFFSET = 64
-#: u32: 1 while a thread looks at the ring
+#: u32: 1 while a thread polls the ring
 SHIM_ATTENDING_OFFSET = 128
 #: u64: stamps ever written
 SHIM_STAMPED_OFFSET = 192
 #: {u64 seq, u64 ns of CLOCK_MONOTONIC as it was published}, in turn
 SHIM_STAMPS_OFFSET = 1024
-#: stamps that there is room for
+#: number of stamps in the ring of stamps
 SHIM_STAMPS = 64
 #: between two stamps, at least
 STAMP_NS = 250000
 #: of messages in the ring
 RING_ALIGNMENT = 64
-#: type of what fills the ring's end
+#: type of the filler at the ring's end
 RING_SKIP = 0
 #: begins the usage page
 USAGE_MAGIC = b"RGPUUSE1"
@@ -147,7 +147,7 @@ WATERMARK_HEAD_LAYOUT = struct.Struct("<QII")
 STREAM_MARK_LAYOUT = struct.Struct("<QQ")
 #: Body of AREA. 16 bytes: number, zero, size.
 AREA_OFFER_LAYOUT = struct.Struct("<IIQ")
-#: Where the last bytes of a piece stand. 21 bytes: more, area, offset, length.
+#: Where the last bytes of a piece are. 21 bytes: more, area, offset, length.
 PIECE_AT_LAYOUT = struct.Struct("<BIQQ")
 #: Begins each message of the answer ring. 16 bytes: length, type, first, zero.
 RING_HEADER_LAYOUT = struct.Struct("<IIII")

@@ -1,4 +1,4 @@
-"""The texts that follow from a protocol's table: a Python module, a C++ header, a page of the docs."""
+"""The texts that are generated from a protocol's table: a Python module, a C++ header, a page of the docs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def module(protocol: Protocol) -> str:
 
 # -- C++ --------------------------------------------------------------------------------------
 def _natural(record: Record) -> bool:
-    """Whether a plain struct has this layout: then its members may be pointed at."""
+    """Whether a plain struct has this layout: then pointers to its members are allowed."""
     largest = 1
     for field, offset in record.offsets():
         size = 1 if field.width else struct.calcsize("<" + SCALARS[field.base][0])
@@ -190,8 +190,8 @@ def _described(protocol: Protocol, record: Record) -> str:
 
 def verbs() -> str:
     """Return the table of control verbs for the docs."""
-    rows = ["\n## Verbs\n\nA verb that is not harmless to repeat carries a command id.\n\n"
-            "| verb | who may | answered by | repeat | what |\n|---|---|---|---|---|\n"]
+    rows = ["\n## Verbs\n\nA verb whose repetition is not harmless carries a command id.\n\n"
+            "| verb | roles | answered by | repeat | what |\n|---|---|---|---|---|\n"]
     for verb in TABLE:
         who = "everybody" if verb.roles == EVERYBODY else ", ".join(sorted(verb.roles))
         repeat = "harmless" if verb.idempotent else "by command id"
@@ -200,12 +200,12 @@ def verbs() -> str:
 
 
 def rights() -> str:
-    """Return the table of who may act on what, as :func:`rgpu.link.control.access.decide` answers."""
+    """Return the table of rights, as :func:`rgpu.link.control.access.decide` answers."""
     roles = ("user", "operator", "node", "invited", "web")
-    rows = ["\n## Rights\n\nOwn: what belongs to the user of the key; of a node, the sessions that it has, receives or "
-            "lost. Audit: each\nrequest stands in the node's audit log; of the others only refusals do. Page: a user "
-            "who is\nlogged in on a [web page](../operators/web.md) may ask it there, with the rights of the user's "
-            "key.\n\n"
+    rows = ["\n## Rights\n\nOwn: objects of the key's user; for a node, the sessions that it has, receives or "
+            "lost. Audit: each\nrequest is recorded in the node's audit log; of the others only refusals are. Page: "
+            "a user who is\nlogged in on a [web page](../operators/web.md) may call it there, with the rights of the "
+            "user's key.\n\n"
             "| verb | acts on | user | operator | node | invited | web | page | audit |\n"
             "|---|---|---|---|---|---|---|---|---|\n"]
     for verb in TABLE:

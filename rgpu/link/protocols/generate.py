@@ -1,4 +1,4 @@
-"""Make every file that follows from the tables of the links' messages.
+"""Generate every file that is derived from the tables of the links' messages.
 
     python -m rgpu.link.protocols.generate           writes them
     python -m rgpu.link.protocols.generate --check   exit status 1 if one differs
@@ -27,7 +27,7 @@ def _module(protocol: Protocol) -> Callable[[], str]:
     return lambda: emit.module(protocol)
 
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that makes its text
 OUTPUTS: dict[str, Callable[[], str]] = {
     **{f"{_MESSAGES}/{protocol.name}.py": _module(protocol) for protocol in PROTOCOLS},
     f"{_MESSAGES}/native/shim_link.hpp": lambda: emit.header(SHIM),
@@ -40,7 +40,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 
 
 def root() -> Path:
-    """Return the checkout that this package stands in."""
+    """Return the checkout that this package is in."""
     return generated.root()
 
 

@@ -9,9 +9,10 @@ TO, BACK, MAP, VALUE = Way.TO, Way.BACK, Form.MAP, Form.VALUE
 
 _INTRO = """The worker that a session leaves (the *source*) connects to the data port of its *destination* with a
 ticket of purpose `pages`; the frames are those of the data link ([data.md](data.md)), the version is that link's.
-PAGES may also go over further connections, each of which begins with LANE. What is long is cut into pieces of 1 MiB,
-each of them u8 `last` and bytes. Messages 38, 39 and 45 to 47 are only sent where BEGIN asked for pages to be pulled
-and READY agreed; OBJECTS only where READY said `objects`; 48 to 58 only in a move by replay, behind the first DONE.
+PAGES may also be sent over further connections, each of which begins with LANE. Long messages are cut into pieces of
+1 MiB, each of them u8 `last` and bytes. Messages 38, 39 and 45 to 47 are only sent where BEGIN requested that pages be
+pulled and READY agreed; OBJECTS only where READY has `objects`; 48 to 58 only in a move by replay, after the first
+DONE.
 """
 
 PAGES = Protocol(
@@ -26,24 +27,25 @@ PAGES = Protocol(
         message(34, "PAGES", TO, "Pages, on any connection; answered by a credit.", "u32 count: 1 to 4096",
                 "PageEntry(count) entries", "bytes(*) stored: in the order of the entries"),
         message(35, "ROUND", TO,
-                "Ends a round; answered by ACK when all before it was taken. Round 0: before lanes are opened.",
+                "Ends a round; answered by ACK when all before it was processed. Round 0: before lanes are opened.",
                 "int round = 0",
                 "list[tuple[int, int, bytes, bytes]] known = []: address, size, page numbers (u32 each) and their "
-                "hashes (16 bytes each) of regions whose other hashes the destination told", form=MAP, struct="Round"),
+                "hashes (16 bytes each) of regions whose other hashes the destination reported",
+                form=MAP, struct="Round"),
         message(36, "STATE", TO, "A piece of the encoded SessionState.", "u8 last", "bytes(*) piece"),
         message(37, "LANE", TO, "The first message of a further connection; answered by READY.", "str move",
                 "int number",
                 form=MAP, struct="Lane"),
         message(38, "GRANT",
-                TO, "Regions whose descriptors come on the Unix socket, in this order; answered by GRANTED.",
+                TO, "Regions whose descriptors are sent over the Unix socket, in this order; answered by GRANTED.",
                 "list[tuple[int, int, int]] regions: address, size, serial", form=MAP, struct="Grant"),
         message(39, "PULL", TO, "Runs of pages to be copied; answered by HASHES and PULLED.",
-                "u8 tell: 1 when the hashes are wanted", "Run(*) runs"),
-        message(40, "ACK", BACK, "Everything up to a ROUND was taken."),
+                "u8 tell: 1 when the hashes are requested", "Run(*) runs"),
+        message(40, "ACK", BACK, "Everything up to a ROUND was processed."),
         message(41, "DONE", BACK, "Every page was verified.", "int pages", "dict phases_ms: what the phases took",
                 form=MAP),
         message(42, "FAILED", BACK, "The move ends here.", "str error: code", "str message", "dict detail?", form=MAP),
-        message(43, "READY", BACK, "Answers LAYOUT and LANE.", "int objects?: 1 from who understands OBJECTS",
+        message(43, "READY", BACK, "Answers LAYOUT and LANE.", "int objects?: 1 if OBJECTS is supported",
                 "Answer peer?: whether pages will be pulled", form=MAP),
         message(44, "CREDIT", BACK, "So many PAGES of this connection are verified and written.", "*Credit"),
         message(45, "PULLED", BACK, "The runs of a PULL are copied, or not.", "str why = \"\": empty, or why it failed",
@@ -59,7 +61,7 @@ PAGES = Protocol(
         message(49, "CALLS", TO, "Bytes of the stream of records.",
                 "u8 fresh: 1 when a stream begins, with a whole record",
                 "bytes(*) records"),
-        message(50, "PING", TO, "Asks how far the replay is.", "*Ping"),
+        message(50, "PING", TO, "Requests the replay's position.", "*Ping"),
         message(51, "LAST", TO, "A piece of the SessionState of the last pause.", "u8 last", "bytes(*) piece"),
         message(52, "PROBE", TO, "A sample of pages, at the place among the calls where they were hashed.",
                 "*ProbeHead",
@@ -68,24 +70,24 @@ PAGES = Protocol(
         message(57, "WANT", BACK, "Pages that differ at the last pause.",
                 "list[tuple[int, list[int]]] rows: address of a region, its pages", form=VALUE),
         message(58, "PROBED", BACK, "Answers PROBE, in the order of the probes.", "*Probed"),
-        message(60, "OBJECTS", TO, "A piece of the objects to be made ahead; answered by MADE.", "u8 last",
+        message(60, "OBJECTS", TO, "A piece of the objects to be made in advance; answered by MADE.", "u8 last",
                 "bytes(*) piece"),
-        message(61, "MADE", BACK, "These objects are there.", "float ms: that it took", form=MAP),
+        message(61, "MADE", BACK, "These objects are made.", "float ms: that it took", form=MAP),
     ),
     records=(
         keyed("Ask", "How the source's memory could be pulled.", "str boot: id of the kernel's boot",
               "str kind: of the device",
               "str near: the connection's end here, as the source sees it", "str far: its other end"),
         keyed("Answer", "Whether the destination pulls.", "str why = \"\": why not",
-              "str path = \"\": of the Unix socket for descriptors", "bytes token = b\"\": what to say there first"),
-        record("PageEntry", "A page of PAGES.", "u64 address", "u32 size: bytes", "u32 stored: bytes that stand for it",
+              "str path = \"\": of the Unix socket for descriptors", "bytes token = b\"\": to be sent there first"),
+        record("PageEntry", "A page of PAGES.", "u64 address", "u32 size: bytes", "u32 stored: bytes stored for it",
                "u8 codec: RAW, LZ4 or ZERO", "u64x2 hash: of its bytes", array=True),
         record("PageHash", "A hash of a page, keyed for the session.", "u64x2 hash", python=False),
-        record("Run", "Pages side by side.", "u64 address", "u64 bytes: of whole pages", array=True),
+        record("Run", "Adjacent pages.", "u64 address", "u64 bytes: of whole pages", array=True),
         record("Credit", "Body of CREDIT.", "u32 messages"),
         record("PageCount", "Begins PAGES.", "u32 count"),
         record("Ping", "Body of PING.", "u64 number"),
-        record("Pong", "Body of PONG.", "u64 number", "u64 applied: every call up to it was"),
+        record("Pong", "Body of PONG.", "u64 number", "u64 applied: every call up to it was applied"),
         record("ProbeHead", "Begins PROBE.", "u64 number", "u64 position: of the source when it hashed"),
         record("ProbeEntry", "A page of a sample.", "u64 address", "u32 size: bytes", "u64x2 hash: at the source",
                array=True),

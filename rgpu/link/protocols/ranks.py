@@ -1,4 +1,4 @@
-"""The rank link between two workers: what ranks in several sessions bring to their collectives."""
+"""The rank link between two workers: what ranks in several sessions contribute to their collectives."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from rgpu.link.protocols.table import Form, Protocol, Way, message, record
 TO, BACK, MAP = Way.TO, Way.BACK, Form.MAP
 
 _INTRO = """A worker whose session shares a communicator with another one (the *asker*) is connected to the data port
-of that one's owner with a ticket of purpose `ranks`, which names the asker's session and epoch. The frames are those of
-the data link ([data.md](data.md)), the version is that link's. The answerer says nothing that it was not asked for. A
-connection that broke is made again, and what is unanswered is asked again.
+of that session's owner with a ticket of purpose `ranks`, which names the asker's session and epoch. The frames are
+those of the data link ([data.md](data.md)), the version is that link's. The answerer only answers. A broken connection
+is opened again, and unanswered requests are sent again.
 """
 
 RANKS = Protocol(
     name="ranks", title="The rank link", ends=("asker", "answerer"), version=DATA.version, intro=_INTRO,
     messages=(
-        message(32, "ASK", TO, "Asks what ranks brought to a collective: CONTRIBUTIONS; HOLDS where it has what `own` "
-                "did; or NEVER.", "int id",
+        message(32, "ASK", TO, "Requests contributions to a collective: CONTRIBUTIONS; HOLDS where it has those of "
+                "`own`; or NEVER.", "int id",
                 "bytes unique: of the communicator",
                 "tuple[int, int, int] key: -1, -1 and the number; of a message sender, receiver and the pair's number",
-                "list[int] want: ranks whose contributions are asked for", "list[int] own: the asker's ranks",
-                "bool now = False: with what is there now", form=MAP, struct="Ask"),
-        message(33, "FLOOR", TO, "The asker asks for no collective below that number again.", "bytes unique",
+                "list[int] want: ranks whose contributions are requested", "list[int] own: the asker's ranks",
+                "bool now = False: answer with what is available now", form=MAP, struct="Ask"),
+        message(33, "FLOOR", TO, "The asker requests no collective below that number again.", "bytes unique",
                 "int number", form=MAP, struct="Floor"),
-        message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
+        message(37, "REFILL", TO, "Requests all that is kept of a communicator: the asker's own log was lost; KEPT.",
                 "int id", "bytes unique", form=MAP, struct="Refill"),
-        message(39, "GO_BACK", TO, "What NEVER said can be brought again is needed: the answerer begins again at its "
-                "checkpoint.", "bytes unique", "tuple[int, int, int] key: as in ASK",
+        message(39, "GO_BACK", TO, "A contribution that NEVER marked `again` is needed: the answerer begins again at "
+                "its checkpoint.", "bytes unique", "tuple[int, int, int] key: as in ASK",
                 "str why", form=MAP, struct="GoBack"),
-        message(34, "CONTRIBUTIONS", BACK, "A piece of what some wanted ranks brought: rows of rank, kind, type, "
-                "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
-        message(35, "HOLDS", BACK, "What the asker's ranks brought is here.", "*AskId"),
-        message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why",
-                "bool again = False: its session brings it again when it begins again at its checkpoint", form=MAP,
+        message(34, "CONTRIBUTIONS", BACK, "A piece of the contributions of some wanted ranks: rows of rank, kind, "
+                "type, reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
+        message(35, "HOLDS", BACK, "The contributions of the asker's ranks have arrived.", "*AskId"),
+        message(36, "NEVER", BACK, "A requested contribution will not arrive.", "int id", "str why",
+                "bool again = False: its session contributes it again when it begins again at its checkpoint", form=MAP,
                 struct="Never"),
-        message(40, "BORROW", TO, "Names the memory socket whose ends the daemon gave both: what is long may be there.",
+        message(40, "BORROW", TO, "Names the memory socket whose ends the daemon gave both, for long contributions.",
                 "bytes number", form=MAP, struct="Borrow"),
-        message(41, "PLACED", BACK, "As CONTRIBUTIONS, for what lies in memory that the asker maps: each row has the "
-                "segment and its bytes where that has data.", "*AskId", "bytes(*) rows"),
+        message(41, "PLACED", BACK, "As CONTRIBUTIONS, for data in memory that the asker maps: each row has the "
+                "segment and its bytes where CONTRIBUTIONS has data.", "*AskId", "bytes(*) rows"),
         message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
                 "u8 last", "bytes(*) piece"),
     ),
     records=(
-        record("AskId", "Names what is answered.", "u64 id"),
+        record("AskId", "Names the request that is answered.", "u64 id"),
         record("KeptHead", "Names the REFILL and the collective.", "u64 id", "i32 sender: or -1", "i32 receiver: or -1",
                "u64 number")))
 
-_MEMORY_INTRO = """Where both workers are one daemon's, it gives each an end of a socket (SOCK_SEQPACKET). A packet is
+_MEMORY_INTRO = """Where one daemon runs both workers, it gives each an end of a socket (SOCK_SEQPACKET). A packet is
 `Packet`, with at most one descriptor; its numbers are those of the memory socket ([data.md](data.md)). The answerer
-lends memory of what its ranks brought, PLACED names it. What was lent is written again only when as many views of it
-were released as were named.
+lends memory with contributions of its ranks, which PLACED names. Lent memory is written again only when as many views
+of it were released as were named.
 """
 
 RANK_MEMORY = Protocol(
@@ -59,7 +59,7 @@ RANK_MEMORY = Protocol(
         message(3, "MEMORY", TO, "Lends a segment, read-only.", "u32 number", "u64 size: bytes", "bytes(*) empty",
                 descriptors="memfd"),
         message(4, "DROP", TO, "The segment is not lent any more.", "u32 number", "u64 size: 0", "bytes(*) empty"),
-        message(7, "RELEASED", BACK, "Nothing refers to some views of a segment any more.", "u32 number",
+        message(7, "RELEASED", BACK, "Some views of a segment are not used any more.", "u32 number",
                 "u64 size: views", "bytes(*) empty"),
     ),
     records=(record("Packet", "Begins each packet.", "u32 type", "u32 number", "u64 size"),))

@@ -1,4 +1,4 @@
-"""What a table of a protocol is made of: fields, records, messages, constants.
+"""The elements of a protocol's table: fields, records, messages, constants.
 
 A field is written as one line of text, ``TYPE NAME[?] [= DEFAULT] [@SINCE][: DOC]``:
 
@@ -9,7 +9,7 @@ u8 u16 u32 u64 i32     an integer
 bytes16                so many bytes
 u64x2                  so many integers side by side
 text                   u16 length, then UTF-8
-bytes(n), Record(n)    as many bytes or records as the field ``n`` before it says
+bytes(n), Record(n)    as many bytes or records as the field ``n`` before it gives
 bytes(*), Record(*)    to the end of the body
 =====================  =========================================================================================
 
@@ -35,7 +35,7 @@ _TYPE = re.compile(r"(?P<base>[A-Za-z]+\d*?(?:bytes)?\d*?)(?:(?<=bytes)(?P<width
 
 
 class Form(Enum):
-    """How a message's body is encoded."""
+    """The encoding of a message's body."""
 
     PACKED = "packed"  #: the fields, side by side
     MAP = "msgpack map"
@@ -58,7 +58,7 @@ class Field:
     base: str = ""  #: a scalar, ``bytes``, ``text`` or a record's name; "" in a map
     width: int = 0
     times: int = 0
-    count: str = ""  #: the field that says how many, ``*`` for all that follow
+    count: str = ""  #: the field that gives the number, ``*`` for all that follow
     optional: bool = False
     default: str = ""  #: a Python expression
     since: int = 1
@@ -77,7 +77,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run of fields that has a name; of fixed fields, unless it is only there to be repeated in a message.
+    """A named sequence of fields, all of them fixed unless it is only used to be repeated in a message.
 
     ``array``: Python reads many at once with NumPy; ``cpp``: the header has it; ``python``: the module has it;
     ``keyed``: a map of msgpack inside another one.
@@ -93,7 +93,7 @@ class Record:
 
     @property
     def fixed(self) -> bool:
-        """Whether it has the same length wherever it stands."""
+        """Whether it has the same length in every place."""
         return not self.keyed and all(isinstance(field, Field) and field.fixed for field in self.fields)
 
     @property
@@ -121,7 +121,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number or magic that both ends know. ``type``: of C++, ``""`` for one that only Python has."""
+    """A number or magic that both ends use. ``type``: of C++, ``""`` for one that only Python has."""
 
     name: str
     value: int | bytes
@@ -133,7 +133,7 @@ class Constant:
 class Message:
     """One message. ``number``: its type on the wire, 0 where names tell messages apart.
 
-    ``descriptors``: what travels beside it; ``struct``: name of the msgspec class that is made of a map.
+    ``descriptors``: those sent with it; ``struct``: name of the msgspec class that is made of a map.
     """
 
     number: int
@@ -149,7 +149,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A whole protocol. ``ends``: the two that talk; ``intro``: what comes ahead of the tables in the docs."""
+    """A whole protocol. ``ends``: names of its two ends; ``intro``: text before the tables in the docs."""
 
     name: str
     title: str

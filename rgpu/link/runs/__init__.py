@@ -1,4 +1,4 @@
-"""Detached runs of this machine: the record, the output and the lock by which processes of one user know of a run.
+"""Detached runs of this machine: the record, the output and the lock by which processes of one user find a run.
 
-It knows no pool: everything here is read and written without one.
+No pool is needed: everything here is read and written without one.
 """

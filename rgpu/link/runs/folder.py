@@ -1,8 +1,8 @@
-"""Where detached runs of this user are on this machine, and who keeps one.
+"""The folder of this user's detached runs on this machine, and the process that keeps each run.
 
 ``$XDG_STATE_HOME/rgpu/runs`` (``~/.local/state``; setting ``runs_dir``), mode 0700::
 
-    NAME.lock   locked by the process that keeps the run, for as long as it lives, however it ends
+    NAME.lock   locked by the process that keeps the run, until it ends, in whatever way
     NAME/       run.json (:mod:`.record`), output-… (:mod:`.output`), supervisor.log
 """
 
@@ -33,12 +33,12 @@ SETTLE_SECONDS = 3.0  #: after a supervisor's death, for its agent to take the r
 
 
 def this_host() -> str:
-    """The name of this machine, as records have it."""
+    """Return the name of this machine, as it is in records."""
     return socket.gethostname()
 
 
 def process(pid: int) -> Process:
-    """Return which process has that number now."""
+    """Return the process that has this pid now."""
     return Process(pid=pid, started=process_start(pid))
 
 
@@ -49,21 +49,21 @@ class Runs:
         self.root = root
 
     def run(self, name: str) -> KnownRun:
-        """Return a run that is on record. Raises :class:`NotFound`, :class:`UsageError` for what is no name."""
+        """Return a recorded run. Raises :class:`NotFound`, :class:`UsageError` for an invalid name."""
         found = self._at(name)
         if not found.folder.is_dir():
             raise NotFound(f"no detached run is called {name!r} on this machine", run=name)
         return found
 
     def names(self) -> list[str]:
-        """All that are on record, by name."""
+        """Return the names of all recorded runs, sorted."""
         with contextlib.suppress(FileNotFoundError, PermissionError):
             return sorted(entry.name for entry in os.scandir(self.root)
                           if re.match(r"[A-Za-z0-9]", entry.name) and entry.is_dir(follow_symlinks=False))
         return []
 
     def known(self) -> list[tuple[RunRecord, Standing]]:
-        """Those whose records can be read, the newest first, with what is true of each."""
+        """Return the records that can be read, the newest first, each with its run's state."""
         found = []
         for name in self.names():
             with contextlib.suppress(RgpuError, OSError):
@@ -71,7 +71,7 @@ class Runs:
         return sorted(found, key=lambda one: -one[0].begun)
 
     def claim(self, name: str, patience: float = 0.0) -> int:
-        """Lock a name for the run that this process keeps; the descriptor that holds it.
+        """Lock a name for the run that this process keeps; return the descriptor that holds the lock.
 
         Raises :class:`AlreadyExists` when it is held for longer than ``patience`` seconds.
         """
@@ -93,7 +93,7 @@ class Runs:
             time.sleep(LOOK_SECONDS)
 
     def put(self, record: RunRecord) -> Path:
-        """Begin a run's folder, in place of an ended one of that name; the caller holds its lock. Raises OSError."""
+        """Create a run's folder, in place of an ended one of that name; the caller holds its lock. Raises OSError."""
         new = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))  # mode 0700
         write_file(new / RECORD, records.encode(record), mode=0o600, replace=True)
         folder = self.root / record.name
@@ -102,11 +102,11 @@ class Runs:
         return folder
 
     def save(self, record: RunRecord) -> None:
-        """Write the record of a run that is there; the caller holds its lock. Raises OSError."""
+        """Write the record of an existing run; the caller holds its lock. Raises OSError."""
         write_file(self.root / record.name / RECORD, records.encode(record), mode=0o600, replace=True)
 
     def forget_old(self, keep: int) -> None:
-        """Delete the records and outputs of ended runs but the ``keep`` newest. Raises OSError."""
+        """Delete the records and outputs of ended runs except the ``keep`` newest. Raises OSError."""
         over = [record for record, now in self.known() if now.over and record.host == this_host()]
         for record in over[keep:]:
             with contextlib.suppress(AlreadyExists):  # one of that name has just been started
@@ -128,9 +128,9 @@ class Runs:
 
 
 class KnownRun:
-    """A run on record, for processes that look at it.
+    """A recorded run, for processes that read it.
 
-    ``program``: the process that the run is of, where it is known; another run that has the name by now is not found.
+    ``program``: the run's process, where it is known; a later run of the same name counts as not found.
     """
 
     def __init__(self, root: Path, name: str, program: Process | None = None) -> None:
@@ -155,9 +155,9 @@ class KnownRun:
         return record
 
     def look(self) -> tuple[RunRecord, Standing]:
-        """Return its record and what is true of it now. Raises as :meth:`record`."""
+        """Return its record and its present state. Raises as :meth:`record`."""
         kept = self._kept()
-        record = self.record()  # after the lock was looked at: who keeps a run writes its end before it lets go
+        record = self.record()  # after the lock was checked: the keeper of a run writes its end before it unlocks
         return record, standing(record, Facts(
             record.host == this_host(), record.boot == boot_id(), kept,
             alive(record.agent.pid, record.agent.started), alive(record.program.pid, record.program.started)))
@@ -176,7 +176,7 @@ class KnownRun:
         return False
 
     def output(self, tail: int | None = None) -> OutputReader:
-        """Return a reader of what is kept of the program's output, or of its last ``tail`` lines."""
+        """Return a reader of the program's stored output, or of its last ``tail`` lines."""
         found = OutputReader(self.folder)
         if tail is not None:
             found.seek_last(tail)
@@ -201,7 +201,7 @@ class KnownRun:
         return program.pid
 
     def ended(self) -> Callable[[], bool]:
-        """Return a question whether nothing more will come of the run; a death of its supervisor has to last."""
+        """Return a function that returns whether the run is over; a lost supervisor counts after some seconds."""
         lost: list[float] = []
 
         def over() -> bool:
@@ -217,8 +217,8 @@ class KnownRun:
     def wait(self, timeout: float | None = None) -> RunRecord:
         """Return its record once it has ended.
 
-        ``timeout``: in seconds. Raises :class:`TimedOut`, the run goes on; :class:`UnknownOutcome` where its end is
-        not known; and as :meth:`record`.
+        ``timeout``: in seconds. Raises :class:`TimedOut` (the run continues), :class:`UnknownOutcome` where its end
+        is not known, and as :meth:`record`.
         """
         until, over = None if timeout is None else time.monotonic() + timeout, self.ended()
         while not over():

@@ -1,9 +1,9 @@
-"""A program's output in a folder, in no more than a stated number of bytes: its beginning and its end.
+"""A program's output in a folder, within a given number of bytes: its beginning and its end.
 
 Files ``output-N``, N the position of their first byte in all that the program wrote, in twenty decimal digits; each
-holds an eighth of the limit. The first two stay. Of the others the newest six stay: whatever the program wrote, the
-first quarter of the limit and at least its last five eighths can be read, byte for byte. Positions tell what is missing
-between two files.
+holds an eighth of the limit. The first two are kept, and of the others the newest six: whatever the program wrote, the
+first quarter of the limit and at least its last five eighths can be read, byte for byte. The positions show how much is
+missing between two files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAME = re.compile(r"output-(\d{20})", re.ASCII)
 
 
 def gap_line(missing: int) -> bytes:
-    """What a reader is shown instead of what was not kept."""
+    """Return the line that a reader is shown in place of output that was not kept."""
     return b"\nrgpu: %d bytes of the output are left out here: they were more than --log-limit keeps\n" % missing
 
 
 def _parts(folder: Path) -> list[int]:
-    """Positions of the files that are there, in order."""
+    """Positions of the existing files, in order."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(found[1]) for name in os.listdir(folder) if (found := _NAME.fullmatch(name)))
     return []
@@ -41,7 +41,7 @@ def _path(folder: Path, position: int) -> Path:
 
 
 class OutputWriter:
-    """The writing end; goes on behind what is there. ``limit``: bytes of all files together."""
+    """The writing end; it appends to existing output. ``limit``: bytes of all files together."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self._part = folder, max(LEAST_LIMIT, limit) // PARTS
@@ -51,7 +51,7 @@ class OutputWriter:
             self.position = found[-1] + _path(folder, found[-1]).stat().st_size
 
     def write(self, data: bytes) -> None:
-        """Append. What the disk has no room for is lost, and counts as left out; nothing is raised."""
+        """Append output. Bytes that do not fit on the disk are lost, and count as left out; nothing is raised."""
         view = memoryview(data)
         while view:
             if not self._room:
@@ -62,7 +62,7 @@ class OutputWriter:
             self._room -= len(piece)
             view = view[len(piece):]
             if written < len(piece):
-                self._room = 0  # the next file begins behind what was lost
+                self._room = 0  # the next file begins after the lost bytes
 
     def _put(self, piece: memoryview) -> int:
         written = 0
@@ -90,7 +90,7 @@ class OutputWriter:
 
 
 class OutputReader:
-    """Reads what is kept, from the beginning or from the last lines, also while it is being written.
+    """A reader of the stored output, from the beginning or from the last lines, also while it is being written.
 
     Reading raises :class:`Corrupt` for what is no regular file.
     """
@@ -100,7 +100,7 @@ class OutputReader:
         self._position = 0
 
     def seek_last(self, lines: int) -> None:
-        """Go on with the last ``lines`` lines of what is there; one without an end counts."""
+        """Continue with the last ``lines`` lines of the stored output; one without an end counts."""
         found = _parts(self._folder)
         self._position, wanted, last = 0, lines, True
         if found and lines <= 0:
@@ -119,12 +119,12 @@ class OutputReader:
                 return
 
     def read(self) -> Iterator[bytes]:
-        """Yield what is there by now and was not read yet."""
+        """Yield the stored output that was not read yet."""
         while (found := self._piece()) is not None:
             yield found
 
     def follow(self, over: Callable[[], bool]) -> Iterator[bytes]:
-        """Yield what is there and what comes, until ``over()``; empty bytes whenever there is nothing new."""
+        """Yield stored and new output, until ``over()``; empty bytes whenever there is nothing new."""
         while True:
             ended = over()
             yield from self.read()
@@ -149,7 +149,7 @@ class OutputReader:
         try:
             fd = open_own(_path(self._folder, start))
         except FileNotFoundError:
-            return b""  # it had to go since it was listed
+            return b""  # it was deleted since it was listed
         with open(fd, "rb", buffering=0) as file:
             file.seek(offset)
             return file.read(most) or b""

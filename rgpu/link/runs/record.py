@@ -1,4 +1,4 @@
-"""The record of a detached run, and what is true of the run by it. Pure.
+"""The record of a detached run, and the state of the run that follows from it. Pure.
 
 One JSON object in ``run.json`` of the run's folder, written whole by the process that keeps the run (its supervisor;
 the agent once that has died). Version 1; readers refuse other versions, longer files and fields of other types.
@@ -25,7 +25,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of the host. ``started``: proc(5), field 22, which tells it from a later one of its number."""
+    """A process of the host. ``started``: proc(5), field 22, which tells it apart from a later one of the same pid."""
 
     pid: Pid = 0
     started: Annotated[str, Meta(max_length=32)] = ""
@@ -34,8 +34,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Times in s since 1970; ``time_limit`` in s, 0: none; ``log_limit`` in bytes.
 
-    ``host``, ``boot``: the machine and its boot; ``how``: what its supervisor was started by. ``ended``: 0 while it
-    runs. ``exit_code``: of the program, 128 + n after signal n; None: not known. ``reason``: why it ended.
+    ``host``, ``boot``: the machine and its boot; ``how``: means by which its supervisor was started. ``ended``: 0 while
+    it runs. ``exit_code``: of the program, 128 + n after signal n; None: not known. ``reason``: why it ended.
     ``trouble``: what happened to its supervisor or agent.
     """
 
@@ -60,7 +60,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_command(command: list[str]) -> str:
-    """The command line as a record has it: what is not text is written out, the end of a long one is left out."""
+    """Return the command line for a record: bytes that are no text are escaped, a long one is cut."""
     return printable(" ".join(command))[:_MOST_COMMAND]
 
 
@@ -87,30 +87,30 @@ def decode(data: bytes, where: str) -> RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the machine says of a run. ``kept``: a process holds its lock, its supervisor or the agent after it."""
+    """Facts about a run, from the machine. ``kept``: a process holds its lock, its supervisor or the agent after it."""
 
     here: bool  #: it was started on this machine
     same_boot: bool
     kept: bool
-    agent: bool  #: lives
-    program: bool  #: lives
+    agent: bool  #: runs
+    program: bool  #: runs
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is true of a run: ``running``, ``ended`` or ``unknown``, and why."""
+    """The state of a run: ``running``, ``ended`` or ``unknown``, and why."""
 
     state: str
     reason: str
 
     @property
     def over(self) -> bool:
-        """Nothing more will be known of it."""
+        """Whether its state will not change any more."""
         return self.state != "running"
 
 
 def standing(record: RunRecord, facts: Facts) -> Standing:
-    """Return what is true of the run; its record alone says nothing of a supervisor that was killed."""
+    """Return the state of the run; its record alone does not show that a supervisor was killed."""
     trouble = f" ({record.trouble})" if record.trouble else ""
     if record.ended:
         return Standing("ended", record.reason + trouble)

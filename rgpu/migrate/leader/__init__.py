@@ -1,4 +1,4 @@
-"""What the elected leader does: place, move, check, recover, park, rebalance, end.
+"""The elected leader's work: place, move, check, recover, park, rebalance and end sessions.
 
 It reaches nodes only by their verbs.
 """

@@ -19,14 +19,14 @@ from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
 from rgpu.session.errors import Fenced, LimitReached, NotFound, Refused, RgpuError
 
-KEEP = 3600.0  #: s that the newest one of sessions together is remembered
-FRESH = 1.0  #: s after which a checkpoint that was asked for by itself is not the answer to a further such request
+KEEP = 3600.0  #: s that the newest common checkpoint of several sessions is remembered
+FRESH = 1.0  #: s: a common checkpoint that ended no longer ago also answers an automatic request
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The newest checkpoint of sessions together. ``taken``: its moment, ``over``: its end, monotonic s; ``error``: why
-    there is none."""
+    """Newest common checkpoint of several sessions. ``taken``: its snapshot point, ``over``: its end, monotonic s;
+    ``error``: why there is none."""
 
     taken: float
     over: float
@@ -35,24 +35,24 @@ class Outcome:
 
 
 class Checkpoints:
-    """See the module docstring. Sessions that share communicators are checkpointed together (:mod:`.cuts`)."""
+    """Writer of checkpoints. Sessions that share communicators are checkpointed together (:mod:`.cuts`)."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks) -> None:
         self.term, self.records, self.locks = term, records, locks
         self.sharing, self.writing = Sharing(records, commands), Writing(term, commands)
         self.cutting = Cutting(term, records, commands, self.sharing, self.writing)
-        self._refused: set[tuple[str, float]] = set()  #: sessions (name, created) whose last one their quota refused
-        self._together: dict[str, Outcome] = {}  #: by session: the newest that it was one of
+        self._refused: set[tuple[str, float]] = set()  #: (name, created) of sessions whose last one was over quota
+        self._together: dict[str, Outcome] = {}  #: by session: its newest common checkpoint
 
     async def write(self, name: str, *, limited: bool = True, automatic: bool = False) -> dict[str, Any]:
-        """Write a checkpoint and name it: {image, position, epoch, pages, bytes}, what it cost (:mod:`.cuts.writing`).
+        """Write and name a checkpoint; return {image, position, epoch, pages, bytes} and costs (:mod:`.cuts.writing`).
 
-        It begins behind a move or a recovery under way, and behind another checkpoint of the session. Writing may
-        take long and holds up nobody: the session may be moved, ended, recovered meanwhile, and then the worker gives
-        the checkpoint up, or the record's epoch refuses its name. A session that shares communicators with others is
-        checkpointed with all of them (:mod:`.cuts`): also {together, put_off}. ``limited``: its user's quota bounds it.
-        ``automatic``: its agent asks for it, not a person. Raises what the node raises, :class:`LimitReached`,
-        :class:`Refused`, :class:`Fenced`.
+        It begins after a move or a recovery under way, and after another checkpoint of the session. Writing may
+        take long and blocks no other operation: the session may be moved, ended, recovered meanwhile; then the worker
+        gives the checkpoint up, or the naming is refused by the record's epoch. A session that shares communicators
+        with others is checkpointed with all of them (:mod:`.cuts`), and {together, put_off} is returned, too.
+        ``limited``: its user's quota applies. ``automatic``: requested by its agent, not by a person. Raises what the
+        node raises, :class:`LimitReached`, :class:`Refused`, :class:`Fenced`.
         """
         asked = self.term.clock.monotonic()
         async with self.locks.session(name):
@@ -62,7 +62,7 @@ class Checkpoints:
                 await locked.enter_async_context(self.locks.checkpoint(member))
             if len(members) > 1 and (done := self._done_meanwhile(name, asked, automatic)) is not None:
                 return done
-            for member in sorted(members):  # behind a move or a recovery of each
+            for member in sorted(members):  # after a move or a recovery of each
                 async with self.locks.session(member):
                     members[member] = (await self.records.held(member)).record
             members = {one: found for one, found in members.items() if one == name or found.state not in OVER}
@@ -77,9 +77,9 @@ class Checkpoints:
             return done
 
     def _done_meanwhile(self, name: str, asked: float, automatic: bool) -> dict[str, Any] | None:
-        """What answers the request, where a checkpoint of the members together was taken while this one waited.
+        """Return the answer to a request for which a common checkpoint was taken while it waited; None: none was.
 
-        Agents of several members ask at about the same time. Raises what that one failed with.
+        Agents of several members ask at about the same time. Raises the error of a failed common checkpoint.
         """
         last = self._together.get(name)
         if last is None or (last.taken < asked and not (automatic and last.over > asked - FRESH)):
@@ -89,7 +89,7 @@ class Checkpoints:
         return last.answers.get(name)
 
     async def _write_together(self, members: dict[str, SessionRecord], limited: bool) -> dict[str, dict[str, Any]]:
-        """Checkpoints of all of them, by one cut."""
+        """Write checkpoints of all members at one consistent cut."""
         asked, clock = self.term.clock.monotonic(), self.term.clock
         try:
             done = await self.cutting.run(members, limited)
@@ -107,7 +107,7 @@ class Checkpoints:
         return outcome.answers
 
     async def _tell_refused(self, record: SessionRecord, error: LimitReached) -> None:
-        """Write it down, once until one is written: an agent asks again each half minute."""
+        """Record a refusal, once until a checkpoint is written: an agent asks again every half minute."""
         known = record.name, record.created
         if known not in self._refused:
             self._refused.add(known)
@@ -115,14 +115,14 @@ class Checkpoints:
                                  f"{error.message}", session=record.name, user=record.user)
 
     async def write_locked(self, name: str) -> dict[str, Any]:
-        """:meth:`write` for a caller that holds the session's lock, and needs it for the pool: no quota bounds it.
+        """Write a checkpoint as :meth:`write`, for a caller that holds the session's lock; no quota applies.
 
-        It is of this session alone, also where it shares communicators: it is about to lose its place.
+        It covers this session alone, also where that shares communicators, because it is about to lose its place.
         """
         return await self._write((await self.records.held(name)).record, False, alone=True)
 
     async def _write(self, record: SessionRecord, limited: bool, alone: bool) -> dict[str, Any]:
-        """``alone``: also where it shares communicators."""
+        """Write one checkpoint. ``alone``: also where the session shares communicators."""
         checkpoint, result = await self.writing.image(record, limited)
         if not alone and (others := await self.sharing.live([str(one) for one in result.get("peers") or ()])):
             raise Refused(f"{record.name} came to share communicators with {', '.join(others)} while its checkpoint "
@@ -134,7 +134,7 @@ class Checkpoints:
 
 
 class Restoring:
-    """Sessions brought back from a checkpoint on request."""
+    """Restoring of sessions from a checkpoint on request."""
 
     def __init__(self, records: PoolRecords, locks: SessionLocks, recovery: Recovery) -> None:
         self.records, self.locks, self.recovery = records, locks, recovery
@@ -143,9 +143,9 @@ class Restoring:
                       position: int | None = None) -> dict[str, Any]:
         """Bring a session back from a checkpoint that its journal reaches.
 
-        The answer: {session, host, owner, epoch, position, checkpoint}.
+        Returns {session, host, owner, epoch, position, checkpoint}.
 
-        ``position``: of the checkpoint, where the record does not name it (the manifest says it). Raises
+        ``position``: of the checkpoint, from its manifest, where the record does not name it. Raises
         :class:`NotFound`, :class:`Refused` when the journal before the checkpoint was cut.
         """
         async with self.locks.session(name):
@@ -163,7 +163,7 @@ class Restoring:
 
 
 def _chosen(record: SessionRecord, checkpoint: str, position: int | None) -> CheckpointName:
-    """The checkpoint to go on from. Raises as :meth:`Restoring.restore`."""
+    """Return the checkpoint to restore. Raises as :meth:`Restoring.restore`."""
     name = record.name
     if record.parked is not None:
         raise Refused(f"{name} is parked: it comes back by itself when there is room", session=name)

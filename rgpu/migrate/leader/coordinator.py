@@ -1,7 +1,8 @@
-"""The elected leader: its parts, composed for one term, and the verbs that they answer.
+"""The elected leader: its parts for one term, and the verbs that they answer.
 
-All truth is in the registry: a new leader needs nothing else to finish or undo what this one began. Operations on one
-session follow each other; different sessions do not wait. A part knows the parts that it is given, and never this.
+All state is in the registry: a new leader needs nothing else to finish or undo operations of this one. Operations on
+one session are serialised; different sessions do not wait for each other. A part refers only to the parts that it is
+given, never to this module.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from rgpu.migrate.registry.embedded import EmbeddedRegistry
 
 
 class Coordinator:
-    """See the module docstring. What a verb does, takes and raises says the method of the part that answers it.
+    """The leader of one term. A verb is described at the method of the part that answers it.
 
-    ``node_ttl``: how long a new leader waits for nodes that it does not find, s; less if ``registered_for``, for how
-    many seconds this node's own lease has not lapsed, says that theirs did not end with the registry's absence.
+    ``node_ttl``: s that a new leader waits for missing nodes; less if by ``registered_for`` (seconds since this node's
+    own lease was granted) their leases did not end because the registry was unreachable.
     """
 
     def __init__(self, registry: Registry, commands: NodeCommands, leader: Leader, clock: Clock | None = None,
@@ -95,7 +96,7 @@ class Coordinator:
         self._map_verbs()
 
     def _map_verbs(self) -> None:
-        """Verbs that are one method of one part."""
+        """Map the verbs that are one method of one part."""
         self.move_abort, self.move_status, self.moves = self.moving.abort, self.moving.status, self.moving.under_way
         self.worker_died, self.unreachable = self.owner_loss.worker_died, self.owner_loss.unreachable
         self.agent_silent, self.gather = self.silence.told, self.rendezvous.gather
@@ -105,7 +106,7 @@ class Coordinator:
         self.resume_unfinished, self.prune = self.resuming.resume_unfinished, self.housekeeping.prune
 
     async def run(self) -> None:
-        """Finish what is unfinished, then keep watch over nodes and sessions, until cancelled.
+        """Finish unfinished operations, then watch nodes and sessions, until cancelled.
 
         Raises :class:`Fenced` when another leader was elected.
         """
@@ -131,11 +132,11 @@ class Coordinator:
 
     async def plan_move(self, name: str, host: str, *, options: MoveOptions | None = None,
                         device: str | None = None) -> dict[str, Any]:
-        """What a move would cost: see :meth:`Moves.plan`."""
+        """Return what a move would cost: see :meth:`Moves.plan`."""
         return await self.moving.plan(name, host, options=options, device=device)
 
     async def pause(self, paused: bool, reason: str = "") -> PoolRecord:
-        """Stop automation, or let it go on: what waited is then looked at with the next tick."""
+        """Pause automation, or resume it; waiting sessions and requests are then tried with the next tick."""
         record = await self.hosts.set_paused(paused, reason)
         if not paused:
             self._look_again()
@@ -143,7 +144,7 @@ class Coordinator:
         return record
 
     def _look_again(self) -> None:
-        """Have everything that waits tried with the next tick, however often that was in vain."""
+        """Have everything that waits tried with the next tick, regardless of earlier failures."""
         self.resuming.retry_all()
         self.ticks.pace.soon()
         self.queue.wake()

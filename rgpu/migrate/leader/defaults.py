@@ -1,7 +1,7 @@
-"""What a request gets that asks neither for memory nor for GPUs: pure.
+"""Defaults of a request that asks neither for memory nor for GPUs: pure.
 
-A GPU, where the devices that would do are GPUs; little, where programs are only tried (the cpu device); or what the
-pool's operators said with ``rgpu pool set default-gpus``.
+It gets a GPU where suitable devices are GPUs, :data:`DEFAULT_QUOTA` of memory on the cpu device (for trying programs),
+or the setting of the pool's operators, ``rgpu pool set default-gpus``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rgpu.migrate.scheduling.snapshot import demand
 from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import UsageError
 
-DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was asked for, nor is there a GPU
-GPU = "cuda"  #: the kind of device that is one
+DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was requested, and there is no GPU
+GPU = "cuda"  #: the kind of a device that is a GPU
 
 
 def check_default(text: str) -> str:
-    """What ``rgpu pool set default-gpus`` takes: as ``--gpus``, or empty for the usual. Raises :class:`UsageError`."""
+    """Check a value of ``rgpu pool set default-gpus``: as ``--gpus``, empty to unset. Raises :class:`UsageError`."""
     text = text.strip()
     if text and demand(text).gpus > MAX_GPUS:
         raise UsageError(f"default-gpus {text}: a session has {MAX_GPUS} GPUs at most")
@@ -30,7 +30,7 @@ def check_default(text: str) -> str:
 
 
 def check_seconds(text: str) -> int:
-    """What ``pool set max-kernel-seconds`` takes: whole seconds, empty for no limit. Raises :class:`UsageError`."""
+    """Read a value of ``pool set max-kernel-seconds``: seconds, empty: no limit (0). Raises :class:`UsageError`."""
     if not text:
         return 0
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) <= MOST_KERNEL_SECONDS:
@@ -39,16 +39,16 @@ def check_seconds(text: str) -> int:
 
 
 def with_default(order: Order, snapshot: Snapshot, default_gpus: str) -> Order:
-    """The order with its memory, and with the pool's default where it asks neither for memory nor for GPUs.
+    """Return the order with its memory, and with the pool's default where it asks neither for memory nor for GPUs.
 
-    ``default_gpus``: the pool's setting, empty for none. What was asked for of the compute alone stays.
+    ``default_gpus``: the pool's setting, empty for none. A request for compute alone stays as it is.
     """
     if order.quota is None and not order.share:
         gpus, kind = default_gpus, ""
         if not gpus:
             kinds = {device.kind for _, device in suitable(snapshot, replace(order.request(), quota=0))}
             gpus = "1" if GPU in kinds else ""
-            kind = GPU if gpus and len(kinds) > 1 else ""  # a pool of GPUs needs no word on it
+            kind = GPU if gpus and len(kinds) > 1 else ""  # not needed in a pool of GPUs only
         if gpus:
             asked, wants = demand(gpus), order.wants
             order = replace(order, share=asked.compute, defaulted=gpus, wants=wants.replace(
@@ -57,7 +57,7 @@ def with_default(order: Order, snapshot: Snapshot, default_gpus: str) -> Order:
 
 
 def refusal(order: Order, snapshot: Snapshot, why: str) -> str:
-    """Why there is no place now, with what is free of a GPU where the pool's default is what does not fit."""
+    """Return why there is no place now; where the pool's default does not fit, with the largest free share of a GPU."""
     if not order.defaulted:
         return why
     what = "no GPU is free" if float(order.defaulted) == 1 else f"no {order.defaulted} of a GPU is free" \
@@ -67,7 +67,7 @@ def refusal(order: Order, snapshot: Snapshot, why: str) -> str:
 
 
 def largest_share(snapshot: Snapshot, request: Request) -> str:
-    """The largest share of a ready device that is free, and how it is asked for."""
+    """Return a sentence with the largest free share of a ready device, and the option to request it."""
     best, most = (0, "", 0), (0, "")
     for node, device in suitable(snapshot, replace(request, quota=0, gpus=1)):
         if node.state != "ready" or not device.healthy or not device.memory:

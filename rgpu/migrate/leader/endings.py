@@ -1,4 +1,4 @@
-"""The end of a session: its record, its workers, its request where it still waits."""
+"""Ending of a session: its record, its workers, and its request where it still waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rgpu.migrate.records.schema import SessionRecord
 
 
 class Endings:
-    """See the module docstring."""
+    """The leader's ending of sessions; see the module docstring."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  queue: RequestQueue, moves: Moves) -> None:
@@ -23,10 +23,10 @@ class Endings:
 
     async def end(self, name: str, reason: str = "its program ended", created: float = 0.0,
                   exit_code: int | None = None, over: tuple[str, ...] = ("ended",)) -> SessionRecord | None:
-        """End a session and give its memory back; one that ended is no error, one that waits for a place waits no more.
+        """End a session and free its memory, or remove its waiting request; an ended session is no error.
 
-        ``created``: only the one made then, if the name is not another's by now. ``exit_code``: its program's, where
-        that is known. ``over``: states that stay as they are. Raises :class:`NotFound`.
+        ``created``: only the session made at that time, because the name may be reused. ``exit_code``: its program's,
+        where that is known. ``over``: states that stay as they are. Raises :class:`NotFound`.
         """
         if created and (now := (await self.records.held(name)).record).created != created:
             return now
@@ -41,14 +41,14 @@ class Endings:
 
     async def program_ended(self, name: str, reason: str, created: float = 0.0,
                             exit_code: int | None = None) -> SessionRecord | None:
-        """End a session whose program is over, as :meth:`end`.
+        """End a session whose program has ended, as :meth:`end`.
 
-        One that has failed stays so until it is killed, with its reason: its program ends because of that.
+        A failed session stays so until it is killed, with its reason: its program ended because of that.
         """
         return await self.end(name, reason, created, exit_code, over=("ended", "failed"))
 
     async def end_epoch(self, name: str, epoch: int, reason: str) -> None:
-        """End a session if it is at that epoch still; the caller holds its lock."""
+        """End a session if it is still at that epoch; the caller holds its lock."""
         if (await self.records.held(name)).record.epoch == epoch:
             await self._end(name, reason)
 
@@ -58,7 +58,7 @@ class Endings:
             h, leader=self.term.leader, now=self.term.clock.wall(), reason=reason, exit_code=exit_code))
         args = {"session": name, "reason": reason}
         hosts = {before.record.owner, before.record.open_move.destination if before.record.open_move else None}
-        if before.record.parked is not None:  # the node that it was on may not have heard that it had to go
+        if before.record.parked is not None:  # its former node may not have ended its worker yet
             hosts.add(before.record.parked.host)
         for host in hosts - {None}:
             await self.commands.suggest(host, "session.drop", args, epoch=before.record.epoch)

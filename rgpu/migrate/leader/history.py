@@ -1,8 +1,8 @@
-"""The decisions of the pool as people read them: what was decided, about what, why, by whom.
+"""The history of the pool's decisions for people: decision, subject, reason, user.
 
 One stream for `rgpu history` and `rgpu events`: every decision is an entry
-below ``history/``, written in the transaction that made it true, so any node
-can read and follow it, and nobody can have acted without its being there.
+below ``history/``, written in the transaction that carried it out, so any node
+can read and follow it, and no decision takes effect without its entry.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rgpu.session.errors import Corrupt, VersionMismatch
 
 #: Decisions about a session that belong to a move.
 OF_MOVES = frozenset({"begin_move", "move_ready", "commit", "abort", "clear_move", "refuse_move", "drain_blocked"})
-#: Whole transactions arrive together; what else is there already comes along, within this time, s.
+#: Seconds to wait for further entries before an answer; those of one transaction arrive together.
 TOGETHER_SECONDS = 0.02
-MAX_EVENTS = 1000  #: in one answer
+MAX_EVENTS = 1000  #: entries in one answer
 
-#: Whether somebody may read a decision, as :func:`view` gives it.
+#: Predicate: whether the reader may see a decision, in the form of :func:`view`.
 Shown = Callable[[dict[str, Any]], bool]
 
 
 def everything(event: dict[str, Any]) -> bool:
-    """Shown to an operator."""
+    """Predicate for operators: every decision is shown."""
     return True
 
 
@@ -52,14 +52,14 @@ def _views(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def subject_of(session: str | None = None, host: str | None = None, pool: bool = False) -> str | None:
-    """What the keys of one subject's history begin with; None for all."""
+    """Return the prefix of the keys of one subject's history; None: all subjects."""
     return session or (OF_HOST + host if host else OF_POOL if pool else None)
 
 
 async def stories(registry: Registry, subject: str | None = None, limit: int = 100,
                   shown: Shown = everything) -> tuple[list[dict[str, Any]], int]:
-    """The last ``limit`` decisions (about ``subject``) that are ``shown``, oldest first, and the revision to follow
-    from."""
+    """Return the last ``limit`` decisions (about ``subject``) that are ``shown``, oldest first, and the revision to
+    follow from."""
     listing = await registry.list(f"{HISTORY}{subject}/@" if subject else HISTORY)
     found = [event for event in _views(listing.entries) if shown(event)]
     return found[-limit:] if limit > 0 else [], listing.revision
@@ -67,10 +67,10 @@ async def stories(registry: Registry, subject: str | None = None, limit: int = 1
 
 async def follow(registry: Registry, since: int, seconds: float,
                  shown: Shown = everything) -> tuple[list[dict[str, Any]], int]:
-    """The decisions after revision ``since`` that are ``shown``, as soon as there are any, within ``seconds``; and
-    where to go on.
+    """Return the decisions after revision ``since`` that are ``shown``, as soon as there are any, within ``seconds``;
+    and the revision to continue from.
 
-    Decisions that were forgotten meanwhile are left out; none comes twice.
+    Decisions that were pruned meanwhile are left out; none is returned twice.
     """
     events: list[dict[str, Any]] = []
     watch = registry.watch(HISTORY, since + 1)

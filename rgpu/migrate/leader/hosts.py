@@ -1,7 +1,7 @@
-"""What operators decide about hosts and about automation: facts of the registry, each with its reason.
+"""Decisions of operators about hosts and automation: records in the registry, each with its reason.
 
-``hosts/HOST`` stands under no lease, so that a cordoned host is still cordoned
-when its daemon was restarted: the daemon compares it in the transaction by
+``hosts/HOST`` is under no lease, so that a cordoned host is still cordoned
+after its daemon was restarted: the daemon compares it in the transaction by
 which it registers (:mod:`rgpu.migrate.membership.registration`), and a change writes both
 ``hosts/HOST`` and, while the host is in the pool, its state in ``nodes/HOST``.
 """
@@ -36,12 +36,12 @@ DECISIONS = {"ready": "uncordon", "cordoned": "cordon", "draining": "drain"}
 
 
 async def host_records(registry: Registry) -> list[HostRecord]:
-    """The hosts about which something was decided."""
+    """Return the records of hosts; a host without any decision has none."""
     return [decode(entry.value, HostRecord, entry.key) for entry in (await registry.list(HOSTS)).entries]
 
 
 async def pool_record(registry: Registry) -> PoolRecord:
-    """The pool's settings."""
+    """Return the pool's settings."""
     entry = await registry.get(POOL)
     return PoolRecord() if entry is None else decode(entry.value, PoolRecord, POOL)
 
@@ -53,15 +53,15 @@ class Hosts:
         self._registry, self.term, self.records = registry, term, records
 
     async def all(self) -> list[HostRecord]:
-        """The hosts about which something was decided."""
+        """Return the records of hosts; a host without any decision has none."""
         return await host_records(self._registry)
 
     async def settings(self) -> PoolRecord:
-        """The pool's settings."""
+        """Return the pool's settings."""
         return await pool_record(self._registry)
 
     async def find(self, host: str) -> HostRecord:
-        """What was decided about a host. Raises :class:`NotFound` for one that nobody knows."""
+        """Return the record of a host. Raises :class:`NotFound` for a host without record that is not in the pool."""
         entry = await self._registry.get(host_key(host))
         if entry is not None:
             return decode(entry.value, HostRecord, entry.key)
@@ -71,9 +71,9 @@ class Hosts:
 
     async def set_state(self, host: str, state: str, reason: str = "", *, only: str | None = None,
                         decision: str = "") -> HostRecord:
-        """``ready``, ``cordoned`` or ``draining``; the same state again only changes the reason.
+        """Set a host ``ready``, ``cordoned`` or ``draining``; the same state again only changes the reason.
 
-        ``only``: do nothing where it is in another state by now. Raises :class:`NotFound`,
+        ``only``: change nothing where the host is in another state by now. Raises :class:`NotFound`,
         :class:`UsageError`, :class:`Fenced`, :class:`Conflict`.
         """
         if state not in STATES:
@@ -99,22 +99,22 @@ class Hosts:
         raise Conflict(f"the record of {host} changes too fast")
 
     async def set_paused(self, paused: bool, reason: str) -> PoolRecord:
-        """Stop automation, or let it go on. Raises :class:`Fenced`, :class:`Conflict`."""
+        """Pause automation, or resume it. Raises :class:`Fenced`, :class:`Conflict`."""
         return await self._set_pool("pause" if paused else "resume", reason, paused=paused, reason=reason[:MAX_TEXT])
 
     async def set_rebalance(self, on: bool) -> PoolRecord:
-        """Whether sessions are moved by themselves to make room. Raises :class:`Fenced`, :class:`Conflict`."""
+        """Set whether sessions are moved automatically to make room. Raises :class:`Fenced`, :class:`Conflict`."""
         return await self._set_pool("rebalance_on" if on else "rebalance_off", "by hand", rebalance=on)
 
     async def set_default_gpus(self, gpus: str) -> PoolRecord:
-        """What a session gets that asks for nothing, as :func:`rgpu.migrate.leader.defaults.check_default` takes it.
+        """Set the default for requests, a value of :func:`rgpu.migrate.leader.defaults.check_default`.
 
         Raises :class:`Fenced`, :class:`Conflict`.
         """
         return await self._set_pool("default_gpus", gpus or "the usual: one GPU", default_gpus=gpus)
 
     async def set_max_kernel_seconds(self, seconds: int) -> PoolRecord:
-        """Set for how long a kernel may run, 0: as long as it will. Raises :class:`Fenced`, :class:`Conflict`."""
+        """Set for how many seconds a kernel may run, 0: no limit. Raises :class:`Fenced`, :class:`Conflict`."""
         return await self._set_pool("max_kernel_seconds", f"{seconds} s" if seconds else "no limit",
                                     max_kernel_seconds=seconds)
 
@@ -130,7 +130,7 @@ class Hosts:
         raise Conflict("the pool's settings change too fast")
 
     async def note_loss(self, host: str) -> None:
-        """A node's record is gone: write it down, unless it left with a word, is back, or is known to be lost."""
+        """Record the loss of a node, unless it left on its own, is back, or is on record as lost."""
         for _ in range(TRIES):
             entry = await self._registry.get(host_key(host))
             record = decode(entry.value, HostRecord, entry.key) if entry else HostRecord(host=host)
@@ -148,12 +148,12 @@ class Hosts:
                 return
 
     async def missing(self) -> list[str]:
-        """Hosts that went without a word, of which nobody wrote that down: a leader went with them, or before."""
+        """Return lost hosts whose loss is not recorded, because the leader was lost with them, or before."""
         return [record.host for record in await self.all()
                 if record.joined and not record.lost and await self.records.node(record.host) is None]
 
     async def _told_already(self, host: str) -> bool:
-        """Whether the last that is told of it is that it went: one of an earlier version, or removed since."""
+        """Whether the host's last history entry is its leaving: by an earlier version, or it was removed since."""
         stories = (await self._registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
         last = max(stories, key=lambda entry: entry.mod_revision, default=None)
         return last is not None and decode(last.value, HistoryRecord, last.key).decision in (

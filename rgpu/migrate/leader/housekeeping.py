@@ -1,4 +1,4 @@
-"""Records that nobody needs any more: the oldest history, long ended sessions and gangs, expired invitations."""
+"""Deletion of old records: the oldest history, long ended sessions and gangs, expired invitations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRUNE_SECONDS = 60.0
 
 
 class Housekeeping:
-    """See the module docstring."""
+    """The leader's deletion of old records."""
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members,
                  rendezvous: Rendezvous) -> None:
@@ -27,7 +27,7 @@ class Housekeeping:
         self._pruned = term.clock.monotonic()
 
     async def tick(self, sessions: list[Held]) -> bool:
-        """:meth:`prune`, every :data:`PRUNE_SECONDS`; nothing waits for it."""
+        """Call :meth:`prune` every :data:`PRUNE_SECONDS`; return False: nothing waits for a next tick."""
         now = self.term.clock.monotonic()
         if now - self._pruned >= PRUNE_SECONDS:
             self._pruned = now
@@ -35,7 +35,7 @@ class Housekeeping:
         return False
 
     async def prune(self) -> None:
-        """Forget the oldest history, records of long ended sessions and gangs, invitations that have expired."""
+        """Delete the oldest history, records of long ended sessions and gangs, and expired invitations."""
         await self.members.prune()
         await self._rendezvous.prune()
         registry, fence = self._registry, created(LEADER, self.term.leader.revision)

@@ -1,4 +1,4 @@
-"""How the coordinator reaches nodes: the protocol its shell fulfils, and the verbs it uses.
+"""The coordinator's commands to nodes: the interface that sends them, and the verbs.
 
 Every command carries the leader revision, the session's epoch and an id
 (OWNERSHIP 6): a node refuses lower leader revisions (:class:`Fenced`), and
@@ -18,8 +18,9 @@ move.send        session, move, address, ticket, secret,   rounds, pages_total, 
                                                            repaired_bytes, sampled_pages, sampled_mismatches,
                                                            brownout_ms, bytes_pulled, pages_by, pages_why,
                                                            phases_ms, page_rounds,
-                                                           pause_ms (from the pause to this answer, and the cut's)
-move.reconcile   session, move                             done: what ``reconcile.py`` said
+                                                           pause_ms (from the pause to this answer, plus that of the
+                                                           snapshot)
+move.reconcile   session, move                             done: the action of ``reconcile.py``
 session.image    session, image, limited, cut              image, position, epoch, pages, bytes, unchanged_pages,
                                                            raw_bytes, pause_ms, drain_ms, total_ms, cut_bytes,
                                                            paused_bytes (docs/developers/image-format.md), given,
@@ -40,19 +41,18 @@ from typing import Any, Protocol
 Progress = Callable[[dict[str, Any]], None]
 
 START_SECONDS = 120.0
-CHECKPOINT_SECONDS = 600.0  #: to begin from a checkpoint
-CHECKPOINT_SECONDS = 1800.0  #: to write one
+CHECKPOINT_SECONDS = 1800.0  #: to write a checkpoint, or to begin from one
 MOVE_SECONDS = 600.0
 ASK_SECONDS = 10.0
 
 
 class NodeCommands(Protocol):
-    """Implemented by the daemon over the control link; tests implement it in process."""
+    """Sender of commands, implemented by the daemon over the control link; tests implement it in process."""
 
     async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
                       timeout: float, on_progress: Progress | None = None) -> dict[str, Any]:
-        """Have ``host`` do something.
+        """Have ``host`` carry out a command; return its result.
 
         Raises what the node raised; :class:`LinkError` or :class:`TimedOut` when it is not known
-        whether it was done; :class:`NotFound` for a host that no node record names.
+        whether it was carried out; :class:`NotFound` for a host without a node record.
         """

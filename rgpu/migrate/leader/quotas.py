@@ -1,7 +1,7 @@
-"""Users' quotas, kept by the leader: set by operators, and asked before a session is made or a request waits.
+"""Users' quotas at the leader: set by operators, and checked before a session is made or a request waits.
 
-The limits are facts of the registry (``quotas/USER``), so the next leader goes by the same ones; use is counted from
-the records of sessions and requests and stands nowhere. What counts and what is refused:
+The limits are records in the registry (``quotas/USER``), so the next leader applies the same ones; use is counted from
+the records of sessions and requests and is not stored. The rules of counting and refusing:
 :mod:`rgpu.migrate.records.quota_decision`.
 """
 
@@ -33,16 +33,16 @@ TRIES = 10
 
 
 class QuotaReader:
-    """Reads limits from the registry; each record is decoded once for each change of it."""
+    """Reader of limits in the registry; each record is decoded once for each change of it."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._quotas: Decoded[QuotaRecord] = Decoded("a quota's", lambda entry: read_quota(entry.value, entry.key))
 
     async def now(self, sessions: tuple[SessionRecord, ...], line: bool = False) -> Quotas:
-        """Return limits and use. ``line``: with the requests that wait. Raises :class:`PoolUnavailable`.
+        """Return limits and use. ``line``: with the waiting requests. Raises :class:`PoolUnavailable`.
 
-        A damaged record is logged and left out: its user has everybody's limits until it is set again.
+        A damaged record is logged and left out: the limits of all users apply to its user until it is set again.
         """
         records = {record.user: record for record in self._quotas.read((await self._registry.list(QUOTAS)).entries)}
         if not records and not line:
@@ -57,7 +57,7 @@ class QuotaReader:
         for entry in (await self._registry.list(KEYS)).entries:
             try:
                 key = decode(entry.value, KeyRecord, entry.key)
-            except RgpuError:  # the keyring tells of it
+            except RgpuError:  # the keyring logs it
                 continue
             if key.role != "node":
                 found[key.public] = key.user or key.name
@@ -68,7 +68,7 @@ class QuotaReader:
         for entry in (await self._registry.list(QUEUE)).entries:
             try:
                 found.append(decode(entry.value, QueueRecord, entry.key))
-            except RgpuError:  # the queue tells of it
+            except RgpuError:  # the queue logs it
                 continue
         return tuple(found)
 
@@ -81,7 +81,7 @@ class UserQuotas:
         self.reader = QuotaReader(registry)
 
     async def set(self, user: str, limits: dict[str, int | None], inherit: frozenset[str] = frozenset()) -> QuotaRecord:
-        """Set limits of ``user``, or of everybody; None: no limit; those named in ``inherit``: as everybody's again.
+        """Set limits of ``user``, or of all users; None: no limit; limits in ``inherit``: as for all users again.
 
         Limits that are not named stay. Raises :class:`Corrupt`, :class:`VersionMismatch` for a record that cannot be
         read, :class:`Fenced`, :class:`Conflict`.
@@ -96,7 +96,7 @@ class UserQuotas:
         raise Conflict(f"the quota of {user} changes too fast")
 
     async def unset(self, user: str) -> None:
-        """Take away all limits of ``user``: everybody's hold again; or everybody's. Raises :class:`NotFound`."""
+        """Remove the limits of ``user`` (or those of all users). Raises :class:`NotFound`."""
         key = quota_key(user)
         for _ in range(TRIES):
             entry = await self._registry.get(key)
@@ -104,7 +104,7 @@ class UserQuotas:
                 raise NotFound(f"{_named(user)}: no quota is set", user=user)
             try:
                 before = describe(read_quota(entry.value, entry.key))
-            except RgpuError as error:  # this is how one that is damaged is got rid of
+            except RgpuError as error:  # a damaged record is removed in this way, too
                 before = error.message
             if await self._write(entry, None, f"{_named(user)}: none; before: {before}", "quota_unset", user):
                 return
@@ -122,14 +122,14 @@ class UserQuotas:
 
 
 def describe(record: QuotaRecord) -> str:
-    """Return the limits of a record as a sentence has them."""
+    """Return the limits of a record in words, for a sentence."""
     said = [limit.text(most) if (most := record.limits[limit.name]) is not None else f"{limit.name} without limit"
             for limit in LIMITS if limit.name in record.limits]
     return ", ".join(said) or "none of its own"
 
 
 def advice(quotas: Quotas, user: str) -> list[str]:
-    """Return what an operator should know about limits as they are set now: sentences."""
+    """Return sentences for an operator about the present limits and use."""
     limits = limits_of(user, quotas.records)
     said = quotas.over(user) if user != EVERYBODY else \
         [line for one in sorted(quotas.users()) for line in quotas.over(one)]

@@ -1,7 +1,7 @@
-"""The queue: requests that wait for a place (``queue/NAME``), in which order, and what their clients are told.
+"""The queue: requests that wait for a place (``queue/NAME``), their order, and the answers to their clients.
 
-A client that waits asks again and again; one that was not heard of for :data:`CLIENT_GRACE` has gone, and its request
-with it. When it asked last is in memory: after an election everybody has the grace anew.
+A waiting client repeats its request; one that was not heard for :data:`CLIENT_GRACE` counts as gone, and its request
+is deleted. The time of its last request is held in memory only: after an election the grace begins anew.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from rgpu.session.errors import AlreadyExists, Conflict, Corrupt, RgpuError
 
 log = structlog.get_logger(__name__)
 
-CLIENT_GRACE = 30.0  #: seconds without a word of a client that waits
-FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a start that failed is tried again
+CLIENT_GRACE = 30.0  #: seconds without a request of a waiting client
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a failed start is tried again
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A queue record as it was read."""
+    """Record of the queue as it was read."""
 
     record: QueueRecord
     revision: int  #: mod revision
 
 
 class RequestQueue:
-    """See the module docstring."""
+    """The leader's queue; see the module docstring."""
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords, wake: Callable[[], None]) -> None:
-        """``wake``: called when the queue is to be looked at."""
+        """Make the queue. ``wake``: called when it is to be served."""
         self._registry, self.term, self.records = registry, term, records
-        self.seen: dict[str, float] = {}  #: when a waiting client asked last (monotonic)
-        self.lines: dict[str, Waiting] = {}  #: what those that wait were told last
-        self.doing: dict[str, str] = {}  #: what is being done for one that waits
-        self.any_parked = True  #: whether there may be parked sessions: to be looked for
-        self._retry: dict[str, tuple[float, float, str]] = {}  #: name: (not before, waited so long, why)
+        self.seen: dict[str, float] = {}  #: time of a waiting client's last request (monotonic)
+        self.lines: dict[str, Waiting] = {}  #: last answers to waiting clients
+        self.doing: dict[str, str] = {}  #: by name: step under way for a waiting request
+        self.any_parked = True  #: whether there may be parked sessions, so that they are searched for
+        self._retry: dict[str, tuple[float, float, str]] = {}  #: name: (not before, last interval, why)
         self._wake = wake
         self._news = asyncio.Event()
 
     # -- the records --------------------------------------------------------------
     async def find(self, name: str) -> Queued | None:
-        """A request that waits."""
+        """Return a waiting request; None: there is none of that name."""
         entry = await self._registry.get(queue_key(name))
         return None if entry is None else _queued(entry)
 
     async def requests(self) -> list[Queued]:
-        """All that can be read."""
+        """Return all requests that can be read."""
         found = []
         for entry in (await self._registry.list(QUEUE)).entries:
             try:
@@ -68,7 +68,7 @@ class RequestQueue:
         return found
 
     async def add(self, order: Order, why: str, arrived: float | None = None) -> None:
-        """Have an order wait; ``arrived``: Unix time, s, of one that has waited before.
+        """Put an order into the queue; ``arrived``: Unix time, s, of one that has waited before.
 
         Raises :class:`AlreadyExists`, :class:`Conflict`, :class:`Fenced`.
         """
@@ -88,7 +88,7 @@ class RequestQueue:
             raise Conflict(f"the record of {order.name} changed meanwhile: try again")
 
     async def leave(self, name: str, why: str) -> bool:
-        """Take a request out of the queue; whether it was there. Raises :class:`Fenced`."""
+        """Take a request out of the queue; return whether it was there. Raises :class:`Fenced`."""
         while (found := await self.find(name)) is not None:
             story = HistoryRecord(when=self.term.clock.wall(), session=name, decision="unqueue",
                                   reason=why[:MAX_TEXT], user=found.record.user, **self.term.signature())
@@ -101,7 +101,7 @@ class RequestQueue:
         return False
 
     async def drop_silent(self, names: set[str]) -> None:
-        """Take out the requests, of these, whose clients were not heard of for :data:`CLIENT_GRACE`."""
+        """Take out those of the named requests whose clients were not heard for :data:`CLIENT_GRACE`."""
         now = self.term.clock.monotonic()
         for name in names:
             silent = now - self.seen.setdefault(name, now)
@@ -113,9 +113,9 @@ class RequestQueue:
 
     # -- the order ----------------------------------------------------------------
     async def entries(self, sessions: tuple[SessionRecord, ...], quotas: Quotas | None = None) -> list[Entry]:
-        """All that wait. Bringing a parked session back is automation: not while that is paused.
+        """Return all waiting entries. To bring a parked session back is automation: it is on hold while that is paused.
 
-        ``quotas``: says whose each request is.
+        ``quotas``: names the user of each request.
         """
         back = [record for record in sessions if record.state == "parked"]
         pause = await self.records.paused() if back else None
@@ -135,23 +135,23 @@ class RequestQueue:
         return why if self.term.clock.monotonic() < not_before else ""
 
     def put_off(self, name: str, why: str) -> None:
-        """Try one that could not be started again later, ever more rarely."""
+        """Try an entry that could not be started again later, at growing intervals."""
         _, before, _ = self._retry.get(name, (0.0, FIRST_RETRY / 2, ""))
         wait = min(2 * before, LONGEST_RETRY)
         self._retry[name] = self.term.clock.monotonic() + wait, wait, f"{why}; tried again in {wait:.0f} s"
 
     def served(self, name: str) -> None:
-        """Forget what was remembered of one that waits no more."""
+        """Forget the state of an entry that no longer waits."""
         self.lines.pop(name, None)
         self._retry.pop(name, None)
 
-    # -- telling ------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------
     def wake(self) -> None:
-        """Have the queue looked at: something changed that may let somebody in."""
+        """Have the queue served: a change may have freed a place."""
         self._wake()
 
     def publish(self, served: Served) -> None:
-        """Tell those that wait how they stand, if that is another thing than before."""
+        """Answer waiting clients whose state has changed."""
         lines = {waiting.entry.name: replace(waiting, reason=self.doing.get(waiting.entry.name, waiting.reason))
                  for waiting in served.waiting}
         for entry, choice in served.placed:
@@ -162,17 +162,17 @@ class RequestQueue:
             self.tell()
 
     def tell(self) -> None:
-        """Have every client that waits for an answer look again."""
+        """Wake every client's request that waits for an answer."""
         self._news.set()
         self._news = asyncio.Event()
 
     @property
     def news(self) -> asyncio.Event:
-        """Set with the next :meth:`tell`."""
+        """Event that the next :meth:`tell` sets."""
         return self._news
 
     async def rows(self) -> list[dict[str, object]]:
-        """The line, as people see it."""
+        """Return the queue in the form shown to people."""
         waiting: list[QueueRecord | SessionRecord] = [found.record for found in await self.requests()]
         waiting += [held.record for held in await self.records.sessions() if held.record.state == "parked"]
         found = [row(record, self.lines.get(line_of(record)), self.term.clock.wall()) for record in waiting]
@@ -180,7 +180,7 @@ class RequestQueue:
 
 
 def line_of(record: QueueRecord | SessionRecord) -> str:
-    """The name by which it stands in the line: its gang's, whose requests stand there together, or its own."""
+    """Return the name of a record's entry in the queue: its gang's, whose requests form one entry, or its own."""
     return record.gang.name if isinstance(record, QueueRecord) and record.gang is not None else record.name
 
 

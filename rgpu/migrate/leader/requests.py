@@ -1,4 +1,4 @@
-"""What a client asks for with ``rgpu run``, read from a message and checked: pure."""
+"""Requests of clients (``rgpu run``), read from a message and checked: pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rgpu.session.errors import Refused, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default).
+    """Request of a client of ``user``. ``quota`` None: ``share`` per cent of a device's memory (0: the default).
 
-    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was. ``proves_key``:
-    its agent makes its own tickets.
+    ``defaulted``: the pool's default where that was applied, else empty. ``proves_key``: its agent makes its own
+    tickets.
     """
 
     name: str
@@ -35,28 +35,28 @@ class Order:
     user: str = ""
     defaulted: str = ""
     proves_key: bool = False
-    ask: GangAsk | None = None  #: it asks for ranks of a gang, each as this says
-    gang: str = ""  #: that its session is a member of, with this rank
+    ask: GangAsk | None = None  #: the ranks of a gang that it asks for, each with these values
+    gang: str = ""  #: gang that its session is a member of, with this rank
     rank: int = 0
 
     def check(self) -> None:
-        """Raises :class:`UsageError`."""
+        """Check the names and values. Raises :class:`UsageError`."""
         check_session_name(self.name)
         if self.quota is not None and not 0 < self.quota < 2**63:
             raise UsageError(f"a session cannot have {self.quota} bytes of memory")
 
     def request(self) -> Request:
-        """Return the request as the scheduler takes it."""
+        """Return the request in the scheduler's form."""
         wants = self.wants
         return Request(self.name, self.quota or 0, host=self.host, device=self.device, compute=wants.compute,
                        models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
 
 
 def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
-    """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
+    """Read the order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
     priority, anti_affinity, client_grace, labels, gang, member: {gang, rank}}}.
 
-    Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
+    Raises :class:`UsageError` for invalid values, :class:`Refused` for more GPUs than a session can have.
     """
     options = args.get("options") or {}
     if not isinstance(options, dict):
@@ -73,7 +73,7 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
 
 
 def _member(asked: Any) -> dict[str, Any]:
-    """Of which rank a session is for a further process: {gang, rank}. Raises :class:`UsageError`."""
+    """Read the rank of a session for a further process: {gang, rank}. Raises :class:`UsageError`."""
     if asked is None:
         return {}
     try:
@@ -89,7 +89,7 @@ class _Member(msgspec.Struct, frozen=True):
 
 
 def read_gang(asked: Any) -> GangAsk | None:
-    """The ranks of a gang that are asked for: {name, ranks, of, spread, deadline}; None: of none.
+    """Read the ranks of a gang that are asked for: {name, ranks, of, spread, deadline}; None: none are.
 
     Raises :class:`UsageError`.
     """
@@ -108,7 +108,7 @@ def read_gang(asked: Any) -> GangAsk | None:
 
 
 def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:
-    """What was asked for beside memory, and which share of a device's memory (per cent; 0: none).
+    """Return the requirements beside memory, and the share of a device's memory (per cent; 0: none).
 
     Without ``gpus`` and ``compute`` nothing is promised but memory. Raises as :func:`read_order`.
     """
@@ -135,7 +135,7 @@ def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:
 
 
 def program_of(program: Any) -> Program:
-    """Program that asks. Raises :class:`UsageError`."""
+    """Read the client's program. Raises :class:`UsageError`."""
     values = program or {}
     if not isinstance(values, dict):
         raise UsageError("program must be a map")

@@ -1,20 +1,20 @@
-"""A client host that is silent for longer than its grace: checkpointed, parked in that checkpoint, ended (OWNERSHIP 9).
+"""End of sessions whose client host is silent for longer than its grace, after a checkpoint (OWNERSHIP 9).
 
-A worker knows since when no agent's host was heard, on a clock that runs on while daemons are frozen or restarted; its
-node tells the leader, again and again. The leader writes the beginning into the session's record, so that it outlives
-the worker, the node and the leader. :func:`decide` is pure:
+A worker measures since when no agent's host was heard, on a clock that runs on while daemons are frozen or restarted;
+its node reports that to the leader repeatedly. The leader writes the beginning into the session's record, so that it
+outlives the worker, the node and the leader. :func:`decide` is pure:
 
 ==================================================  ==================================================================
-what is known                                       what follows
+state                                               action
 ==================================================  ==================================================================
-the agent is heard                                  the record forgets its silence
-silent for less than the grace                      the record names since when; asked again when the grace is over
-a worker's first FIRST_AGENT_SECONDS                the same: an agent that looks for its owner needs a moment
-silent for the grace                                a checkpoint is taken; if the agent is still not heard then: ended
+the agent is heard                                  the silence is removed from the record
+silent for less than the grace                      its beginning is recorded; next report when the grace is over
+a worker's first FIRST_AGENT_SECONDS                the same: an agent that looks for its owner needs some time
+silent for the grace                                a checkpoint is taken; if the agent is still not heard: ended
 ==================================================  ==================================================================
 
-A worker that never had an agent (of a recovery, a move) does not begin the count anew: the record's word counts.
-Where its client says that the program has not used the session yet (`session.keep`), the agent counts as heard.
+A worker that never had an agent (after a recovery, a move) does not restart the count: the time on record applies.
+Where its client reports that the program has not used the session yet (`session.keep`), the agent counts as heard.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rgpu.session.errors import Fenced, RgpuError
 
 log = structlog.get_logger(__name__)
 
-AGENT_GRACE = 600.0  #: seconds, where neither the session nor the pool says another number
+AGENT_GRACE = 600.0  #: seconds, where neither the session nor the pool sets another value
 FIRST_AGENT_SECONDS = 15.0  #: that a worker which never had an agent waits for one, whatever the silence before it
-NOTICED_SECONDS = 5.0  #: shorter silences (an agent attaches anew) are nobody's business
-LONGEST_WAIT = 60.0  #: s until a silent session is looked at again
+NOTICED_SECONDS = 5.0  #: shorter silences (an agent attaches anew) are ignored
+LONGEST_WAIT = 60.0  #: s until a silent session is checked again
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What a worker says: for how long no agent's host was heard (0: it is), and whether one ever was, by it."""
+    """Report of a worker: seconds since an agent's host was heard (0: it is), and whether the worker ever had one."""
 
     seconds: float
     had_agent: bool
@@ -55,7 +55,7 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``since``: when the silence began, by the leader's clock; 0: there is none. ``wait``: ask again after it, s."""
+    """Decision. ``since``: beginning of the silence by the leader's clock; 0: none. ``wait``: s to the next report."""
 
     action: Literal["none", "note", "end"]
     since: float = 0.0
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def decide(record: SessionRecord, quiet: Quiet, now: float, grace: float) -> Verdict:
-    """See the module docstring. ``grace``: the pool's, where the session asked for none."""
+    """Decide by the table of the module. ``grace``: the pool's, s, where the session asked for none."""
     if quiet.seconds < NOTICED_SECONDS:
         return Verdict("note" if record.silent_since and quiet.had_agent else "none")
     since, grace = now - quiet.seconds, grace_of(record, grace)
@@ -77,24 +77,24 @@ def decide(record: SessionRecord, quiet: Quiet, now: float, grace: float) -> Ver
 
 
 def grace_of(record: SessionRecord, grace: float) -> float:
-    """How long the session's client host may be silent, s."""
+    """Return for how many seconds the session's client host may be silent."""
     return record.wants.client_grace or grace
 
 
 class Silence:
-    """The leader's part. Automation: an operator's pause holds up the end, not the note."""
+    """The leader's part. Ending a session is automation, which an operator may pause; recording is not."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  checkpoints: Checkpoints, endings: Endings, grace: float,
                  kept: Callable[[str], bool] = lambda name: False) -> None:
-        """``grace``: the pool's, s, where a session asked for none. ``kept(name)``: see :meth:`Admission.kept`."""
+        """Make the part. ``grace``: the pool's, s; ``kept(name)``: see :meth:`Admission.kept`."""
         self.term, self.records, self.commands, self.locks = term, records, commands, locks
         self.checkpoints, self.endings, self.grace, self._kept = checkpoints, endings, grace, kept
 
     async def told(self, name: str, host: str, *, epoch: int, seconds: float, had_agent: bool = True) -> float:
-        """Decide about a session whose node says for how long nothing was heard of its client host.
+        """Decide about a session whose node reports for how long its client host was silent.
 
-        After how many seconds the node is to say so again.
+        Returns after how many seconds the node is to report again.
         """
         kept = not had_agent and self._kept(name)
         quiet = Quiet(0.0, True) if kept else Quiet(seconds, had_agent)
@@ -133,7 +133,7 @@ class Silence:
             await self.endings.end_epoch(name, epoch, f"its client host was silent for {seconds:.0f} s; {parked}")
 
     async def _back(self, name: str, host: str, epoch: int) -> bool:
-        """Whether the agent is heard by now."""
+        """Whether the agent is heard again by now."""
         try:
             seen = await self.commands.tell(host, "worker.describe", {"session": name}, epoch=epoch,
                                             timeout=ASK_SECONDS)

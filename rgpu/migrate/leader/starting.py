@@ -1,4 +1,4 @@
-"""The start of a session's worker on the host that its record names."""
+"""Start of a session's worker on the host that its record names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rgpu.session.errors import Fenced, Refused, RgpuError
 
 
 class Starting:
-    """See the module docstring."""
+    """The leader's start of workers."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, endings: Endings) -> None:
         self.term, self.records, self.commands, self.endings = term, records, commands, endings
 
     async def start(self, record: SessionRecord, failed: list[str]) -> Held | None:
-        """The session runs; or its record ended again, and ``failed`` says why."""
+        """Start the worker and return the running session; None: the record was ended, with the reason in ``failed``.
+        """
         host = str(record.owner)
         args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": record.device,
                 "image": None, "recover": record.recover}

@@ -1,4 +1,4 @@
-"""The leader's loops: each change of a node's record, and at times (:mod:`.term.pace`) what nobody tells."""
+"""The leader's loops: every change of a node's record, and periodic checks (:mod:`.term.pace`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
 
-#: One look at the sessions as they are; it begins what can be begun. Whether something waits for a later look.
+#: Check of the present sessions, which begins possible operations; returns whether any waits for a later tick.
 Tick = Callable[[list[Held]], Awaitable[bool]]
 
 
 class NodeWatch:
-    """Nodes that come, go, or change their health. ``news``: called for each that is not what it was."""
+    """Watch for nodes that join, leave or change their health. ``news``: called for each such change."""
 
     def __init__(self, registry: Registry, records: PoolRecords, tasks: TermTasks, hosts: Hosts, moves: Moves,
                  owner_loss: OwnerLoss, resuming: Resuming, news: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class NodeWatch:
         self._seen: dict[str, tuple[object, ...]] = {}
 
     async def run(self) -> None:
-        """Look at every change of a node's record, from the listing on; after a gap, at the listing again."""
+        """Handle every change of a node's record, from a listing on; after a gap, from a new listing."""
         while True:
             try:
                 listing = await self._registry.list(NODES)
@@ -75,13 +75,13 @@ class NodeWatch:
         return known != health
 
     async def _note_losses(self) -> None:
-        """What went while nobody led, or with who led: its lease ended before this watch began."""
+        """Record nodes lost while there was no leader, or with it: their leases ended before this watch began."""
         await asyncio.sleep(LOSS_GRACE)
         for host in await self.hosts.missing():
             await self.hosts.note_loss(host)
 
     async def _look_at(self, host: str, grace: float) -> None:
-        """Compare what the records promise of ``host`` with what it is now."""
+        """Check all sessions on ``host`` against its present state, after ``grace`` seconds."""
         await asyncio.sleep(grace)
         if grace > 0:
             await self.hosts.note_loss(host)
@@ -91,14 +91,14 @@ class NodeWatch:
 
 
 class Ticks:
-    """What is looked at from time to time, in this order: each second while a part waits for something."""
+    """Periodic checks, in this order: every second while a part waits for something."""
 
     def __init__(self, records: PoolRecords, parts: Sequence[Tick]) -> None:
         self.records, self.parts = records, parts
         self.pace = Pace()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run the checks until cancelled."""
         waiting = True
         while True:
             await self.pace.pause(waiting)

@@ -1,4 +1,4 @@
-"""Membership of the pool and its leader: leases, registration, election, keys on record.
+"""Membership of the pool, and its leader: leases, registration, election, keys on record.
 
-It knows nothing of sessions.
+Sessions are not its concern.
 """

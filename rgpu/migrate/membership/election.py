@@ -1,6 +1,6 @@
-"""One leader among the nodes: ``election/leader`` under a lease, its create revision the fencing token.
+"""Election of one leader: ``election/leader`` under a lease; the key's create revision is the fencing token.
 
-Being elected proves nothing for long: every transaction of the leader compares
+The lease may end at any time, so every transaction of the leader compares
 that revision, and every command carries it (OWNERSHIP 2, 6).
 """
 
@@ -23,12 +23,12 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.2
 
-#: Leads until it is cancelled; returning is resigning.
+#: Function that leads until it is cancelled; to return is to resign.
 Lead = Callable[[Leader], Awaitable[None]]
 
 
 async def current_leader(registry: Registry) -> tuple[LeaderRecord, Leader] | None:
-    """Read linearizably which node leads; None while none does."""
+    """Read, linearizably, which node leads; None while none does."""
     entry = await registry.get(LEADER)
     if entry is None:
         return None
@@ -37,7 +37,7 @@ async def current_leader(registry: Registry) -> tuple[LeaderRecord, Leader] | No
 
 
 class Election:
-    """Stands for election for as long as the daemon runs; ``leader`` is set while it leads."""
+    """A node's part in elections, for as long as the daemon runs; ``leader`` is set while it leads."""
 
     def __init__(self, registry: Registry, keeper: LeaseKeeper, host: str, incarnation: int, ttl: float,
                  lead: Lead) -> None:
@@ -61,7 +61,7 @@ class Election:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _term(self, kept: KeptLease, leader: Leader) -> None:
-        """Lead until the lease is lost, the work ends, or somebody cancels us."""
+        """Lead until the lease is lost, the work ends, or the task is cancelled."""
         log.info("elected", host=leader.host, revision=leader.revision)
         self.leader = leader
         work = asyncio.ensure_future(self._lead(leader))
@@ -81,10 +81,10 @@ class Election:
             try:
                 await self.registry.lease_revoke(kept.lease)
             except RgpuError:
-                pass  # it runs out
+                pass  # the lease expires
 
     async def _campaign(self) -> tuple[KeptLease, Leader]:
-        """Returns once elected."""
+        """Return once elected, with the lease and the fencing token."""
         while True:
             listing = await self.registry.list(LEADER)
             if not listing.entries:
@@ -105,7 +105,7 @@ class Election:
         return self._keeper.keep(LEADER_SLOT, lease, self._ttl, asked), Leader(self._record.host, entry.create_revision)
 
     async def _vacancy(self, revision: int) -> None:
-        """Returns when the leader's key is gone."""
+        """Return when the leader's key is deleted."""
         try:
             async for change in self.registry.watch(LEADER, revision):
                 if change.events[-1].entry is None:

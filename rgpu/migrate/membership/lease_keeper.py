@@ -1,9 +1,8 @@
-"""Keeping leases: a small process of its own, because a busy daemon must not lose them (OWNERSHIP 4).
+"""The lease keeper: a small process of its own, so that a busy daemon does not lose its leases (OWNERSHIP 4).
 
-A process and not a thread: a thread waits for the interpreter lock, which a
-coordinator that decodes a large record, or a compiler, holds for as long as it
-likes. The keeper imports nothing but the standard library and its registry's
-client; it renews at a third of what a lease leaves after its margin.
+It is not a thread, because a thread waits for the interpreter lock, which decoding
+a large record, or a compiler, may hold without bound. The keeper imports only the standard
+library and its registry's client; it renews after a third of the time that a lease leaves after its margin.
 
 The parent and the keeper share one page (a memfd), which workers map read-only:
 
@@ -17,14 +16,14 @@ offset  type  field of slot n, at 64 * (n + 1)
 24      i64   alive: the parent's sign of life, CLOCK_BOOTTIME in ns (slot 0 only)
 ======  ====  =====================================================================
 
-Without a sign of life for ``patience`` seconds the keeper lets the leases run
-out: a frozen daemon must not hold its place for ever. The parent gives the sign
-from a thread, so that a busy event loop is not taken for a frozen process.
+Without a sign of life for ``patience`` seconds the keeper renews no more, and the leases
+expire: a frozen daemon must not keep its place for ever. The parent writes the sign
+from a thread, so that a busy event loop is not mistaken for a frozen process.
 
 Protocol on the keeper's standard input, one line each: ``keep SLOT LEASE TTL``,
-``drop SLOT``. End of file: the keeper ends and the leases run out by themselves.
+``drop SLOT``. End of file: the keeper ends and the leases expire.
 On its standard output it writes one byte whenever a lease was lost or the registry
-does not answer: that the page says so is to be seen at once.
+does not answer, so that the parent reads the page at once.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 
 MARGIN_SECONDS = 1.0
 AGAIN_SECONDS = 0.1  #: after a keep-alive without an answer
-FROZEN_SECONDS = 0.2  #: between two looks at whether a frozen parent goes on
+FROZEN_SECONDS = 0.2  #: between two checks whether a frozen parent runs again
 IDLE_SECONDS = 3600.0  #: with no lease to keep; a command ends the wait
 PAGE_BYTES = 4096
 SLOTS = 8
@@ -55,17 +54,17 @@ _I64, _U64, _U32 = struct.Struct("<q"), struct.Struct("<Q"), struct.Struct("<I")
 
 
 def granted_until(sent_ns: int, ttl: float, margin: float = MARGIN_SECONDS) -> int:
-    """The holder's own deadline, ns; the margin is at most half of a short lease."""
+    """Return the holder's own deadline, ns; the margin is at most half of a short lease."""
     return sent_ns + int((ttl - min(margin, ttl / 2)) * NANOSECOND)
 
 
 def renewal_interval(ttl: float) -> float:
-    """Seconds between keep-alives: TTL / 3, less where the margin takes much of a short lease."""
+    """Return the seconds between keep-alives: TTL / 3, less where the margin takes much of a short lease."""
     return (ttl - min(MARGIN_SECONDS, ttl / 2)) / 3
 
 
 class DeadlinePage:
-    """The shared page. Eight aligned bytes are written whole on this machine; no reader needs a lock."""
+    """The shared page. Stores of eight aligned bytes are atomic on this machine; no reader needs a lock."""
 
     def __init__(self, fd: int, writable: bool = True) -> None:
         self.fd = fd
@@ -83,7 +82,7 @@ class DeadlinePage:
         return cls(fd)
 
     def deadline(self, slot: int) -> int:
-        """CLOCK_BOOTTIME in ns; 0 when the slot is empty or its lease was lost."""
+        """Return the deadline, CLOCK_BOOTTIME in ns; 0 when the slot is empty or its lease was lost."""
         return int(_I64.unpack_from(self._map, self._at(slot))[0])
 
     def state(self, slot: int) -> int:
@@ -95,7 +94,7 @@ class DeadlinePage:
         return int(_U64.unpack_from(self._map, self._at(slot) + 8)[0])
 
     def in_time(self, slot: int) -> bool:
-        """Whether the holder may still act on what the lease gives it."""
+        """Whether the holder may still act under the lease."""
         return boot_time_ns() < self.deadline(slot)
 
     def write(self, slot: int, deadline: int, lease: int, state: int) -> None:
@@ -106,19 +105,19 @@ class DeadlinePage:
         _I64.pack_into(self._map, at, deadline)
 
     def sign_of_life(self) -> None:
-        """Note that the daemon lives, now."""
+        """Write the daemon's sign of life, with the present time."""
         _I64.pack_into(self._map, self._at(0) + 24, boot_time_ns())
 
     def keeper_is_up(self) -> None:
-        """The keeper's: from here on it renews what it is told to."""
+        """Write that the keeper has begun; called by the keeper."""
         _I64.pack_into(self._map, self._at(0) + 32, boot_time_ns())
 
     def keeper_up(self) -> bool:
-        """Tell whether the keeper process has begun."""
+        """Whether the keeper process has begun."""
         return bool(_I64.unpack_from(self._map, self._at(0) + 32)[0])
 
     def last_sign(self) -> int:
-        """Return when the daemon was last seen alive, ns of CLOCK_BOOTTIME."""
+        """Return the time of the daemon's last sign of life, ns of CLOCK_BOOTTIME."""
         return int(_I64.unpack_from(self._map, self._at(0) + 24)[0])
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class DeadlinePage:
 
 
 class LeaseClient(Protocol):
-    """What the keeper needs of a registry: blocking. The embedded store has it as it is."""
+    """Blocking interface to a registry that the keeper needs. The embedded store implements it."""
 
     def keepalive(self, lease: int) -> float:
         """Renew a lease; returns the seconds granted. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
@@ -148,11 +147,11 @@ class _Kept:
 
 
 class Keeper:
-    """The keeper's loop, apart from process and pipe, so that a test can run it."""
+    """The keeper's loop, without process and pipe, so that a test can run it."""
 
     def __init__(self, client: LeaseClient, page: DeadlinePage, patience: float,
                  tell: Callable[[], None] = lambda: None) -> None:
-        """``patience``: s; ``tell``: called when a slot's lease was lost or could not be renewed."""
+        """Make the loop. ``patience``: s; ``tell``: called when a slot's lease was lost or could not be renewed."""
         self._tell = tell
         self._client = client
         self._page = page
@@ -160,7 +159,7 @@ class Keeper:
         self._kept: dict[int, _Kept] = {}
 
     def take(self, line: str) -> None:
-        """One line of the protocol. Raises :class:`ValueError` for anything else."""
+        """Carry out one line of the protocol. Raises :class:`ValueError` for anything else."""
         match line.split():
             case ["keep", slot, lease, ttl]:
                 self._kept[int(slot)] = _Kept(int(lease), float(ttl), boot_time_ns())
@@ -171,10 +170,10 @@ class Keeper:
                 raise ValueError(f"not a keeper command: {line!r}")
 
     def renew_due(self) -> float:
-        """Renew what is due; seconds until something is due again."""
+        """Renew the leases that are due; return the seconds until the next one is."""
         now = boot_time_ns()
         if now - self._page.last_sign() > self._patience:
-            return FROZEN_SECONDS  # the parent is frozen: its leases run out
+            return FROZEN_SECONDS  # the parent is frozen: its leases expire
         for slot, kept in list(self._kept.items()):
             if kept.next_at <= now:
                 self._renew(slot, kept)
@@ -201,7 +200,7 @@ class Keeper:
 
 
 def open_client(registry: str) -> LeaseClient:
-    """``embedded:PATH`` or ``etcd://…``. Raises :class:`ValueError` for a registry that this keeper does not know."""
+    """Open ``embedded:PATH`` or ``etcd://…``. Raises :class:`ValueError` for another kind of registry."""
     kind, _, place = registry.partition(":")
     if kind == "embedded":
         from rgpu.migrate.registry.store import Store
@@ -215,7 +214,7 @@ def open_client(registry: str) -> LeaseClient:
 
 
 def main() -> None:
-    """``python -m rgpu.migrate.membership.lease_keeper REGISTRY PAGE_FD PATIENCE``; commands on standard input."""
+    """Run ``python -m rgpu.migrate.membership.lease_keeper REGISTRY PAGE_FD PATIENCE``; commands on standard input."""
     registry, page = sys.argv[1], DeadlinePage(int(sys.argv[2]))
     os.set_blocking(0, False)
     os.set_blocking(1, False)
@@ -236,12 +235,12 @@ def main() -> None:
 
 
 def _tell() -> None:
-    with contextlib.suppress(OSError):  # the pipe is full: it has been told, or the parent is frozen
+    with contextlib.suppress(OSError):  # the pipe is full: an unread byte is enough
         os.write(1, b"!")
 
 
 def _persistent(registry: str) -> LeaseClient:
-    """The client, once the registry can be opened: it may be away when a node starts."""
+    """Return the client once the registry can be opened: it may not be reachable when a node starts."""
     from rgpu.session.errors import PoolUnavailable
 
     while True:

@@ -1,4 +1,4 @@
-"""The parent's side of the lease keeper: start it, tell it what to keep, start it again if it dies."""
+"""The parent's side of the lease keeper: start it, send it commands, start it again if it dies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from rgpu.migrate.membership.lease_keeper import HELD, SLOTS, DeadlinePage, granted_until
 from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 
-#: Slots by what they are for.
+#: Slots of the page by purpose.
 NODE_SLOT, LEADER_SLOT = 0, 1
 SIGN_SECONDS = 1.0  #: between two signs of life; less where the keeper's patience is short
-LOOK_SECONDS = 5.0  #: between two looks at a deadline: timers stand still while the host is suspended, it does not
+LOOK_SECONDS = 5.0  #: between two reads of a deadline: its clock runs while the host is suspended, timers do not
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLease:
-    """A lease that the keeper renews, seen through the shared page."""
+    """A lease that the keeper renews, as read from the shared page."""
 
     page: DeadlinePage
     slot: int
@@ -34,11 +34,11 @@ class KeptLease:
         return self.page.deadline(self.slot) if self.page.lease(self.slot) == self.lease else 0
 
     def in_time(self) -> bool:
-        """Tell whether the deadline has not passed."""
+        """Whether the deadline has not passed."""
         return boot_time_ns() < self.deadline()
 
     def held(self) -> bool:
-        """Whether the registry answered the last keep-alive with yes."""
+        """Whether the last keep-alive was acknowledged."""
         return self.page.lease(self.slot) == self.lease and self.page.state(self.slot) == HELD
 
 
@@ -62,17 +62,17 @@ class LeaseKeeper:
 
     @property
     def pid(self) -> int:
-        """The keeper process's id."""
+        """Process id of the keeper."""
         return self._process.pid if self._process else 0
 
     def wait_started(self, seconds: float = 30.0) -> None:
-        """Until the keeper can renew: a short lease that is granted before may run out while it starts."""
+        """Wait until the keeper can renew: a short lease that is granted before may expire while it starts."""
         until = time.monotonic() + seconds
         while not self.page.keeper_up() and not self._stop.wait(0.005) and time.monotonic() < until:
             pass
 
     def keep(self, slot: int, lease: int, ttl: float, granted_ns: int) -> KeptLease:
-        """Renew ``lease`` from now on. ``granted_ns``: CLOCK_BOOTTIME before it was asked for."""
+        """Renew ``lease`` from now on. ``granted_ns``: CLOCK_BOOTTIME before the lease was requested."""
         if not 0 <= slot < SLOTS:
             raise ValueError(f"slot {slot}")
         with self._lock:
@@ -82,14 +82,14 @@ class LeaseKeeper:
         return KeptLease(self.page, slot, lease)
 
     def drop(self, slot: int) -> None:
-        """Renew it no longer; the caller revokes it."""
+        """Renew the slot's lease no longer; the caller revokes it."""
         with self._lock:
             self._kept.pop(slot, None)
             self.page.write(slot, 0, 0, 0)
             self._say(f"drop {slot}\n")
 
     async def over(self, kept: KeptLease) -> None:
-        """Return once the lease's deadline has passed, or the keeper says that it was lost."""
+        """Return once the lease's deadline has passed, or the keeper has marked it lost."""
         waiter = asyncio.get_running_loop(), asyncio.Event()
         self._waiters.add(waiter)
         try:
@@ -102,7 +102,7 @@ class LeaseKeeper:
             self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """End the keeper; leases that were not revoked run out."""
+        """End the keeper; leases that were not revoked expire."""
         self._stop.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -133,10 +133,10 @@ class LeaseKeeper:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
         except OSError:
-            pass  # it has died: it is started again, and told everything anew
+            pass  # the keeper has died: the next one is sent all commands again
 
     def _signs(self) -> None:
-        """Signs of life, and a new keeper in place of a dead one; what the keeper says is passed on."""
+        """Write signs of life, replace a dead keeper, and pass on its notices."""
         interval = min(SIGN_SECONDS, self._patience / 10)
         while not self._stop.is_set():
             self.page.sign_of_life()
@@ -158,11 +158,11 @@ class LeaseKeeper:
                 loop.call_soon_threadsafe(event.set)
 
     def _start_again(self, dead: subprocess.Popen[bytes]) -> None:
-        """The keeper closed its output, so it dies: another one is told everything anew."""
+        """Start another keeper after one closed its output, so has died, and send it all commands again."""
         with self._lock:
             dead.wait()
             for pipe in (dead.stdin, dead.stdout):
-                with contextlib.suppress(OSError):  # of what it did not read
+                with contextlib.suppress(OSError):  # flushing commands that it did not read
                     assert pipe is not None
                     pipe.close()
             self._start()

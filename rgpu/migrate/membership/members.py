@@ -1,8 +1,8 @@
-"""Members of the pool, on record: keys that all nodes let in, and invitations to join.
+"""Members of the pool on record: keys that all nodes accept, and invitations to join.
 
-``keys/NAME`` holds public keys; each node lets those in besides the ones in its
+``keys/NAME`` holds public keys; each node accepts them besides those in its
 own folder. ``invitations/NAME`` is single-use: it names the key that used it, so
-that a joining host whose answer was lost may ask again, and nobody else.
+that only the joining host may repeat a request whose answer was lost.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Conflict, N
 
 TRIES = 5
 LONGEST_INVITATION = 7 * 86400.0  #: seconds
-RESERVED = ("node-", "invited-")  #: how names of other keys begin
+RESERVED = ("node-", "invited-")  #: prefixes of the names of other keys
 
 
 def node_name(host: str) -> str:
-    """What a node's key is called."""
+    """Return the name of a node's key."""
     return f"node-{host}"[:63]
 
 
@@ -46,7 +46,7 @@ class Members:
 
     async def invite(self, name: str, public: str, *, host: str = "", role: str = "node", member: str = "",
                      seconds: float = 3600.0) -> InvitationRecord:
-        """An invitation for ``host`` (any, if empty), or with another ``role`` for the user called ``member``.
+        """Record an invitation for ``host`` (any, if empty), or with another ``role`` for the user called ``member``.
 
         Raises :class:`UsageError`, :class:`AlreadyExists`.
         """
@@ -78,7 +78,7 @@ class Members:
                                 f"{member}` first", name=member)
 
     async def join(self, invited: str, host: str, public: str) -> KeyRecord:
-        """Let ``host`` in by the invitation whose public key is ``invited``; again with the same key is no error.
+        """Add ``host`` by the invitation whose public key is ``invited``; a repetition with the same key is no error.
 
         Raises :class:`AuthenticationFailed` (unknown, used, expired, for another host or for a user),
         :class:`AlreadyExists` while another node has the name.
@@ -96,7 +96,7 @@ class Members:
         return await self._admit(invited, public, who, host)
 
     async def login(self, invited: str, public: str) -> KeyRecord:
-        """Let the user in whom the invitation names, by a key made on the user's machine; as :meth:`join`."""
+        """Add the user that the invitation names, with a key made on the user's machine; as :meth:`join`."""
 
         def who(invitation: InvitationRecord) -> KeyRecord:
             if invitation.role == "node":
@@ -140,7 +140,7 @@ class Members:
         raise Conflict("the invitation changes too fast")
 
     async def remove(self, host: str) -> None:
-        """Forget an empty host that is gone: its key, and what was decided about it.
+        """Remove an empty host that has left: its key, and the record of decisions about it.
 
         Raises :class:`Refused` while it has sessions or its daemon is in the pool, :class:`NotFound`.
         """
@@ -157,7 +157,7 @@ class Members:
         compares = [unchanged(key, entry.mod_revision) for key, entry in entries.items() if entry is not None]
         operations: list[Operation] = [Delete(key) for key in keys]
         member = entries.get(member_key(node_name(host)))
-        if member is not None:  # its folder still has it, and would put it on record again
+        if member is not None:  # the key is still in the host's folder, and would be recorded again
             gone = await tombstone(registry, decode(member.value, KeyRecord, member.key), self.term.clock.wall())
             compares, operations = (compares, operations) if gone is None else \
                 ([*compares, gone[0]], [*operations, gone[1]])
@@ -167,7 +167,7 @@ class Members:
             raise Conflict(f"the records of {host} changed: try again")
 
     async def prune(self) -> None:
-        """Forget invitations that have expired."""
+        """Remove invitations that have expired."""
         for entry in (await self._registry.list(INVITATIONS)).entries:
             record = decode(entry.value, InvitationRecord, entry.key)
             if self.term.clock.wall() > record.expires:
@@ -179,4 +179,4 @@ class Members:
         for entry in (await self._registry.list(INVITATIONS)).entries:
             if decode(entry.value, InvitationRecord, entry.key).public == public:
                 return entry
-        raise AuthenticationFailed("the pool knows no such invitation: it has expired, or was withdrawn")
+        raise AuthenticationFailed("the pool has no such invitation: it has expired, or was withdrawn")

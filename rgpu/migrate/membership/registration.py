@@ -1,4 +1,4 @@
-"""A node's place in the pool: ``nodes/HOST`` under a lease (OWNERSHIP 3, 4).
+"""Registration of a node in the pool: ``nodes/HOST`` under a lease (OWNERSHIP 3, 4).
 
 The record is created, never overwritten, by a new incarnation: its create
 revision names the incarnation, and transactions compare it.
@@ -38,16 +38,16 @@ GOODBYE_TRIES = 3
 
 
 def new_incarnation() -> int:
-    """Random 64 bits: one for each start of a daemon."""
+    """Return 64 random bits: one incarnation for each start of a daemon."""
     return secrets.randbits(64)
 
 
 class Membership:
-    """Registers a node and keeps it registered. ``kept`` is None while it is not.
+    """Registration of a node, renewed whenever it is lost. ``kept`` is None while there is none.
 
-    ``take_over``: the caller knows (by a lock on the node's own folder) that no other daemon of this
+    ``take_over``: the caller has made sure (by a lock on the node's own folder) that no other daemon of this
     name lives: an earlier incarnation's record is replaced at once, so that a restarted daemon is
-    back before anybody thinks its sessions lost. Otherwise that record's lease must run out.
+    back before its sessions count as lost. Otherwise that record's lease must expire.
     """
 
     def __init__(self, registry: Registry, keeper: LeaseKeeper, record: NodeRecord, ttl: float = DEFAULT_TTL,
@@ -57,7 +57,7 @@ class Membership:
         self.record = record
         self.ttl = ttl
         self.kept: KeptLease | None = None
-        self._since = 0.0  #: CLOCK_BOOTTIME in s when the lease was asked for
+        self._since = 0.0  #: CLOCK_BOOTTIME in s when the lease was requested
         self._keeper = keeper
         self._take_over = take_over
         self._on_lost, self._on_return = on_lost, on_return
@@ -69,7 +69,7 @@ class Membership:
         return self.kept is not None and self.kept.in_time()
 
     def registered_for(self) -> float:
-        """Seconds since this node's lease was granted; 0 while it has none that holds."""
+        """Seconds since this node's lease was granted; 0 while it has no valid one."""
         return boot_time_ns() / NANOSECOND - self._since if self.in_time() else 0.0
 
     async def start(self) -> None:
@@ -81,7 +81,7 @@ class Membership:
         self._task = asyncio.create_task(self._stay(), name="membership")
 
     async def stop(self) -> None:
-        """Leave the pool at once: the lease is revoked."""
+        """Leave the pool at once by revoking the lease."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -119,7 +119,7 @@ class Membership:
             ours = decode(entry.value, NodeRecord, key).incarnation == self.record.incarnation
             if not ours and not self._take_over:
                 await self._wait_for_old(key, entry.mod_revision)
-            else:  # deleted and made anew, in two steps: its create revision must be another one
+            else:  # deleted and made anew, in two steps: its create revision must change
                 await self.registry.txn([unchanged(key, entry.mod_revision)], [Delete(key)])
         asked = boot_time_ns()
         lease = await self.registry.lease_grant(self.ttl)
@@ -129,7 +129,7 @@ class Membership:
         log.info("node registered", host=self.record.host, incarnation=self.record.incarnation, ttl=self.ttl)
 
     async def decided(self) -> tuple[NodeState, str]:
-        """The state that operators decided for this host, and why; ready where they decided nothing."""
+        """Return the state that operators set for this host, and why; ready where they set none."""
         found = await self.registry.get(host_key(self.record.host))
         if found is None:
             return "ready", ""
@@ -137,7 +137,7 @@ class Membership:
         return wanted.state, wanted.reason
 
     async def _put_record(self, key: str, lease: int) -> bool:
-        """Make the record, in the state that operators decided for this host; False when they decided meanwhile.
+        """Make the record, in the state that operators set for this host; False when they changed it meanwhile.
 
         Raises :class:`AlreadyExists`.
         """
@@ -161,14 +161,14 @@ class Membership:
         return note_key(OF_HOST + self.record.host, await self.registry.revision())
 
     async def _say_goodbye(self) -> None:
-        """The record goes with a word, so that nobody takes the node for lost."""
+        """Delete the record and note that the node left, so that it does not count as lost."""
         host = self.record.host
         key = node_key(host)
         entry = await self.registry.get(key)
         if entry is None or decode(entry.value, NodeRecord, key).incarnation != self.record.incarnation:
             return
         story = HistoryRecord(when=time.time(), host=host, decision="leave", reason=f"the daemon of {host} was stopped")
-        for _ in range(GOODBYE_TRIES):  # an operator may decide about the host just now
+        for _ in range(GOODBYE_TRIES):  # an operator may change the host's state at the same time
             known = await self.registry.get(host_key(host))
             compares: list[Compare] = [created(key, entry.create_revision)]
             operations: list[Operation] = [Delete(key), Put(await self._note_key(), encode(story))]
@@ -180,7 +180,7 @@ class Membership:
                 return
 
     async def _wait_for_old(self, key: str, revision: int) -> None:
-        """An earlier incarnation's lease must run out; one that is renewed belongs to a living node.
+        """Wait until an earlier incarnation's lease expires; one that is renewed belongs to a living node.
 
         A lease is renewed without a change of the record, so the only sign is that the record stays.
         Raises :class:`AlreadyExists`.
@@ -194,7 +194,7 @@ class Membership:
         raise AlreadyExists(f"a living node is called {self.record.host} already: choose another name", host=key)
 
     async def _stay(self) -> None:
-        """Watch over the lease; return to the pool when it was lost."""
+        """Watch the lease; register again when it was lost."""
         warned = False
         while True:
             if self.kept is not None and self.in_time():
@@ -221,7 +221,7 @@ class Membership:
         if kept is not None:
             try:
                 await self.registry.keepalive(kept.lease)
-                return kept.in_time()  # the keeper renews it again: its page says when
+                return kept.in_time()  # the keeper renews it again, and writes its deadline to the page
             except NotFound:
                 self.kept = None
                 self._keeper.drop(NODE_SLOT)

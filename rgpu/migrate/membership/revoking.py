@@ -1,7 +1,7 @@
-"""Keys taken away, by the leader: on record at once, told to every node, and what they run is ended.
+"""Revocation of keys by the leader: recorded at once, sent to every node, and the keys' sessions are ended.
 
-The record is the truth: a node that was not reached reads it, one that was away finds it when it starts, and a leader
-that is elected in the middle ends what is left with its next tick.
+The record decides: a node that was not reached reads it, a stopped node reads it when it starts, and a leader
+that is elected in the middle ends the remaining sessions with its next tick.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rgpu.session.errors import Conflict, Fenced, NotFound, Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-TELL_SECONDS = 2.0  #: for a node to say that it refuses the key
+TELL_SECONDS = 2.0  #: for a node to confirm that it refuses the key
 TRIES = 5
 
 
 class Revoking:
-    """See the module docstring."""
+    """The leader's part of revocations; see the module docstring."""
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords, commands: FencedCommands,
                  tasks: TermTasks, queue: RequestQueue, checkpoints: Checkpoints, endings: Endings) -> None:
@@ -43,14 +43,14 @@ class Revoking:
 
     async def revoke(self, name: str, *, public: str = "", last: bool = False, checkpoint: bool = False,
                      operators: Iterable[str] = ()) -> dict[str, Any]:
-        """Let the key called ``name`` in nowhere any more, and end what it runs.
+        """Have every node refuse the key called ``name``, and end its sessions.
 
-        ``public``: a key of that name in the asker's folder, should it be another one than that on record. ``last``:
-        also if nobody is left who could change the pool; ``operators``: names of keys that could, besides those on
-        record. ``checkpoint``: of each of its sessions, before it ends.
+        ``public``: a key of that name in the caller's folder, if it differs from that on record. ``last``:
+        also if no operator's key is left; ``operators``: names of operators' keys besides those on
+        record. ``checkpoint``: checkpoint each session before it ends.
 
-        The answer: {name, keys, holds: hosts that refuse it, not_yet: {host: why}, sessions: those that were ended}.
-        Raises :class:`NotFound`, :class:`Refused` (the last operator's), :class:`Conflict`, :class:`Fenced`.
+        Returns {name, keys, holds: hosts that refuse it, not_yet: {host: why}, sessions: ended sessions}.
+        Raises :class:`NotFound`, :class:`Refused` (the last operator's key), :class:`Conflict`, :class:`Fenced`.
         """
         for _ in range(TRIES):
             revoked = await self._write(name, public, last or bool({*operators} - {name}), checkpoint)
@@ -65,7 +65,7 @@ class Revoking:
                 "not_yet": {host: why for host, why in sorted(told.items()) if why}, "sessions": ended}
 
     async def _write(self, name: str, public: str, last: bool, checkpoint: bool) -> list[RevokedRecord]:
-        """The records that were written; none if something changed meanwhile."""
+        """Return the records that were written; none if something changed meanwhile."""
         at, now = member_key(name), self.term.clock.wall()
         entry = await self._registry.get(at)
         keys = [] if entry is None else [decode(entry.value, KeyRecord, at)]
@@ -96,12 +96,12 @@ class Revoking:
         return [key.name for key in found if key.role == "operator" and key.name not in but and key.public not in gone]
 
     async def revoked(self) -> list[RevokedRecord]:
-        """Every key that was ever taken away."""
+        """Return every key that was ever revoked."""
         return [decode(entry.value, RevokedRecord, entry.key) for entry in (await self._registry.list(REVOKED)).entries]
 
     # -- everywhere -----------------------------------------------------------------
     async def _tell(self, names: dict[str, str]) -> dict[str, str]:
-        """Each node, and why it may let the key in for a moment yet; empty where it does not."""
+        """Return for each node why it may still accept the key for a moment; empty where it refuses it."""
         nodes = [decode(entry.value, NodeRecord, entry.key) for entry in (await self._registry.list(NODES)).entries]
         return dict(zip((node.host for node in nodes),
                         await asyncio.gather(*(self._tell_one(node.host, names) for node in nodes)), strict=True))
@@ -119,7 +119,7 @@ class Revoking:
         return ""
 
     async def tick(self, sessions: list[Held]) -> bool:
-        """End what keys run that were taken away: also what a former leader did not come to. Whether any does."""
+        """End the sessions of revoked keys, also those that a former leader left. Return whether there are any."""
         waiting = await self.queue.requests()
         if not any(held.record.live or held.record.parked for held in sessions) and not waiting:
             return False
@@ -132,7 +132,7 @@ class Revoking:
         return found
 
     async def _end_all(self, publics: set[str], checkpoint: bool) -> list[str]:
-        """End the sessions and requests of these keys; their names."""
+        """End the sessions and requests of these keys; return their names."""
         names = [held.record.name for held in await self.records.sessions()
                  if held.record.agent in publics and held.record.state != "ended"]
         names += [one.record.name for one in await self.queue.requests() if one.record.agent in publics]
@@ -160,7 +160,7 @@ class Revoking:
 
 
 async def tombstone(registry: Registry, record: KeyRecord, when: float) -> tuple[Compare, Operation] | None:
-    """What takes a member's key away for good, as a part of a transaction; None if it is taken away already."""
+    """Return the part of a transaction that revokes a member's key for good; None if it is revoked already."""
     at = revoked_key(record.public)
     if await registry.get(at) is not None:
         return None

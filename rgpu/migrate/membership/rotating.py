@@ -1,6 +1,6 @@
-"""The leader's part of a rotation of the pool's secret: each step of :mod:`.rotation` is one transaction.
+"""The leader's part in a rotation of the pool's secret: each step of :mod:`.rotation` is one transaction.
 
-The record is the truth, and nothing else is kept: the next leader goes on with it.
+All state is in the record, so the next leader continues from it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LONGEST_OVERLAP = 30 * 86400.0  #: seconds
 
 
 class Rotating:
-    """See the module docstring."""
+    """The leader's writes of a rotation; see the module docstring."""
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
         self._registry, self.term, self.records = registry, term, records
 
     async def begin(self, held: Callable[[], rotation.Held], make: Callable[[int], str], *,
                     overlap: float) -> dict[str, Any]:
-        """Begin a rotation: ``held()`` is what this node has; ``make(number)`` makes a new secret here, and gives its
-        mark.
+        """Begin a rotation: ``held()`` returns this node's secrets; ``make(number)`` makes a new secret here, and
+        returns its mark.
 
-        ``overlap``: s that the old secret is accepted beside the new one. The answer: as :func:`rotation.status`.
+        ``overlap``: s that the old secret is accepted beside the new one. Returns as :func:`rotation.status`.
         Raises :class:`UsageError`, :class:`Refused` while another one is under way, :class:`Conflict`.
         """
         if not 0 <= overlap <= LONGEST_OVERLAP:
@@ -62,10 +62,7 @@ class Rotating:
         raise Conflict("the record of the pool's secret changes too fast: try again")
 
     async def tick(self, sessions: list[HeldSession]) -> bool:
-        """Go on with a rotation that can; what was changed meanwhile is looked at with the next tick.
-
-        Whether one is under way.
-        """
+        """Advance a rotation where possible; after a conflict, with the next tick. Return whether one is under way."""
         record, revision = await self._read()
         if record is None or record.new is None:
             return False

@@ -1,18 +1,18 @@
-"""The rotation of the pool's secret, as a table: what the leader writes next, and what a node does by the record. Pure.
+"""The rotation of the pool's secret as a table: the leader's next record, and a node's actions by the record. Pure.
 
 ==========  =================  ================================  ===================================================
-phase       tickets made with  accepted                          goes on when
+phase       tickets made with  accepted                          ends when
 ==========  =================  ================================  ===================================================
 settled     old                old                               an operator rotates: spreading
 spreading   old                old, new                          every living node holds the new one: overlap
-overlap     new                old and new, until ``until``      ``until`` is over: settled, new being old then
+overlap     new                old and new, until ``until``      ``until`` has passed: settled, with new as old
 ==========  =================  ================================  ===================================================
 
-Nobody makes tickets with a secret that another node might not accept yet, and none is dropped while a ticket that was
-made with it can be good. The registry holds numbers and marks; the secrets go from node to node over the control link.
-Broken off anywhere, a rotation stays where it is, and the next leader goes on by the record. A new secret that was
-lost with the node that made it, before another one had it, is replaced by rotating again. A record behind what a node
-dropped (a registry that was set back) is not followed: a dropped secret never counts again.
+No node makes tickets with a secret that another node might not accept yet, and none is dropped while a ticket that was
+made with it can be valid. The registry holds numbers and marks; nodes send each other the secrets over the control
+link. An interrupted rotation stays in its phase, and the next leader continues from the record. A new secret that was
+lost with the node that made it, before another one had it, is replaced by rotating again. A record that is older than
+what a node dropped (a registry that was set back) is not followed: a dropped secret never counts again.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from rgpu.session.errors import Corrupt, Refused
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a node holds: number → mark; ``dropped``: the highest number that it let go of, which never comes back."""
+    """Secrets of a node: number → mark; ``dropped``: the highest number that it deleted, never accepted again."""
 
     marks: Mapping[int, str]
     dropped: int = 0
 
     def has(self, named: Named | None) -> bool:
-        """Whether it holds that very one."""
+        """Whether it holds the named secret, with the same mark."""
         return named is not None and named.number > self.dropped and self.marks.get(named.number) == named.mark
 
     def newest(self) -> int:
-        """The highest number; 0 without any."""
+        """Return the highest number; 0 without any."""
         return max((number for number in self.marks if number > self.dropped), default=0)
 
     def oldest(self) -> int:
-        """The lowest number that was not dropped; 0 without any."""
+        """Return the lowest number that was not dropped; 0 without any."""
         return min((number for number in self.marks if number > self.dropped), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """What a node does: makes tickets with ``issue`` (0: with none, it lacks what it needs), takes those of ``accept``,
-    asks others for ``fetch``, and lets go of all up to ``drop``. ``reason``: a sentence for the log."""
+    """Actions of a node: make tickets with ``issue`` (0: with none, it lacks the secret), accept those of ``accept``,
+    request ``fetch`` from other nodes, and delete all up to ``drop``. ``reason``: a sentence for the log."""
 
     issue: int
     accept: tuple[int, ...]
@@ -59,20 +59,20 @@ class Follow:
 
 
 def newest(record: SecretsRecord) -> Named:
-    """The highest generation that the record names."""
+    """Return the highest generation that the record names."""
     return record.new or record.old
 
 
 def behind(record: SecretsRecord | None, held: Held) -> bool:
-    """Whether the record is of a time before what this node has followed."""
+    """Whether the record is older than one that this node has followed."""
     return held.dropped > 0 and (record is None or newest(record).number <= held.dropped)
 
 
 def follow(record: SecretsRecord | None, held: Held, now: float) -> Follow:
-    """What a node with ``held`` does by the record (None: no secret was ever rotated) at ``now`` (Unix s)."""
+    """Return what a node with ``held`` does by the record (None: no secret was ever rotated) at ``now`` (Unix s)."""
     if record is None or behind(record, held):
-        mine = held.oldest()  # a newer one may have been made here for a rotation that never came on record
-        why = "the registry knows an older secret than this node: a dropped one never counts again" if held.dropped \
+        mine = held.oldest()  # a newer one may have been made here for a rotation that was never recorded
+        why = "the registry names an older secret than this node: a dropped one never counts again" if held.dropped \
             else "no secret was rotated yet"
         return Follow(mine, (mine,) if mine else (), (), 0, why)
     old, new = record.old, record.new
@@ -87,16 +87,17 @@ def follow(record: SecretsRecord | None, held: Held, now: float) -> Follow:
     fetch = tuple(named for named in counts if named.number > held.dropped and not held.has(named))
     accept = tuple(named.number for named in counts if held.has(named))
     made = issue.number if held.has(issue) else max(accept, default=0)
-    # What is newer than the record may be on its way there; what lacks its successor is kept until that has come.
+    # A secret newer than the record may be about to be recorded; an old one is kept until its successor was fetched.
     drop = 0 if fetch else min(named.number for named in counts) - 1
     lacks = f"; lacks {', '.join(str(named.number) for named in fetch)}" if fetch else ""
     return Follow(made, accept, fetch, drop, why + lacks)
 
 
 def check_idle(record: SecretsRecord | None, holders: Mapping[str, str]) -> None:
-    """Raises :class:`Refused` while a rotation is under way, but for one whose new secret no living node has.
+    """Check that a rotation may begin.
 
-    ``holders``: living host → mark of the newest secret on record, if it holds that one.
+    Raises :class:`Refused` while one is under way, except where it is spreading and no living node has its new secret.
+    ``holders``: living host → mark of the newest secret on record, if the host holds it.
     """
     if record is None or record.new is None:
         return
@@ -109,9 +110,9 @@ def check_idle(record: SecretsRecord | None, holders: Mapping[str, str]) -> None
 
 def begin(record: SecretsRecord | None, first: Named, made: Named, *, overlap: float, host: str,
           now: float) -> SecretsRecord:
-    """Return the record with which a rotation begins; :func:`check_idle` says whether one may.
+    """Return the record with which a rotation begins; :func:`check_idle` checks whether one may.
 
-    ``first``: what counts while there is no record; ``made``: the new secret, made on ``host``. Raises
+    ``first``: the secret in use while there is no record; ``made``: the new secret, made on ``host``. Raises
     :class:`Refused` for a number that was used.
     """
     current = record or SecretsRecord(old=first)
@@ -134,14 +135,14 @@ def advance(record: SecretsRecord | None, holders: Mapping[str, str], now: float
 
 
 def finish(record: SecretsRecord | None, now: float) -> SecretsRecord:
-    """End an overlap now. Raises :class:`Refused` where there is none."""
+    """Return the record that ends an overlap now. Raises :class:`Refused` where there is none."""
     if record is None or record.phase != "overlap":
         raise Refused("no old secret is accepted beside a new one: there is nothing to finish", reason="phase")
     return record.replace(until=min(record.until, now))
 
 
 def describe(record: SecretsRecord | None, holders: Mapping[str, str]) -> str:
-    """A sentence for people: where the rotation is, and what it waits for."""
+    """Return a sentence for people: the rotation's phase, and what it waits for."""
     if record is None:
         return "the pool has the secret that it was made with"
     if record.phase == "settled" or record.new is None:
@@ -155,7 +156,7 @@ def describe(record: SecretsRecord | None, holders: Mapping[str, str]) -> str:
 
 
 def status(record: SecretsRecord | None, holders: Mapping[str, str]) -> dict[str, Any]:
-    """Return {phase, secret, new, until, hosts: {host: it holds the newest}, reason} for ``-o json``.
+    """Return {phase, secret, new, until, hosts: {host: whether it holds the newest}, reason} for ``-o json``.
 
     ``secret``: number that tickets are made with; ``new``, ``until``: null where there is none. Without a record
     ``hosts`` is empty.
@@ -170,7 +171,7 @@ def status(record: SecretsRecord | None, holders: Mapping[str, str]) -> dict[str
 
 
 def decoded(data: bytes) -> SecretsRecord:
-    """The checked record. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+    """Decode and check a record. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     record = decode(data, SecretsRecord, SECRETS)
     if (record.phase == "settled") != (record.new is None) or record.new and record.new.number <= record.old.number:
         raise Corrupt(f"{SECRETS}: phase {record.phase} with a new secret {record.new}", offset=0, reason="schema",

@@ -1,1 +1,1 @@
-"""A move without I/O: the three tables, what runs them, the options of a request, what it will cost. Pure."""
+"""A move without I/O: its three state tables, their interpreter, a request's options, the cost forecast. Pure."""

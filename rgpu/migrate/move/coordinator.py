@@ -1,8 +1,8 @@
-"""The leader of a move as a table (OWNERSHIP 2, 6). Pure.
+"""The leader's role in a move as a table (OWNERSHIP 2, 6). Pure.
 
-Run by the elected leader (:mod:`rgpu.migrate.leader.moving.mover`). It agrees on nothing with
-the two workers: the registry's record decides, and each of them reads it
-(:mod:`rgpu.migrate.records.reconcile`). It commits only what a source offered.
+The elected leader runs it (:mod:`rgpu.migrate.leader.moving.mover`). There is no agreement protocol
+with the two workers: the registry's record decides, and each worker reads it
+(:mod:`rgpu.migrate.records.reconcile`). Only a copy that the source offered is committed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from rgpu.migrate.move.machine import Event, Machine, Role, Row
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRole(Role):
-    """The mover. Ends: ``refused``, ``committed``, ``aborted``, ``over`` (the record moved on without us), ``fenced``.
+    """State of the mover. Ends: ``refused``, ``committed``, ``aborted``, ``over`` (the record no longer names this
+    move), ``fenced``.
 
-    A new leader begins in ``idle`` with ``resume``, and so without knowing whether the source ``offered``.
+    A new leader begins in ``idle`` with ``resume``; whether the source ``offered`` is then not known.
     """
 
     offered: bool = False

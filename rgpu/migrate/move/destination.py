@@ -1,13 +1,12 @@
 """The destination of a move as a table (OWNERSHIP 1, 2). Pure.
 
-Run by the worker that is to have the session (:mod:`rgpu.server.worker.move.arrival`). What
-comes first is a state with all its pages: of the last pause (then that is all),
-or of a cut, and behind it the calls that were applied since, which are applied
-here as in any replay (SEMANTICS 1): their answers stay here.
+The worker that receives the session runs it (:mod:`rgpu.server.worker.move.arrival`). It first
+receives a state with all its pages. In a move by copy that is the state of the last pause and
+nothing follows. In a move by replay it is a snapshot; the calls applied at the source since then
+follow and are applied here as in any replay (SEMANTICS 1). Their answers are not sent to the program.
 
-A destination serves only after reading a record that says committed to it. How
-the move ended it never works out for itself: its daemon looks at the record
-until that decides.
+A destination serves only after reading a record that is committed to it. It never infers the
+outcome of the move: its daemon reads the record until that is decided.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from rgpu.migrate.move.machine import Event, Machine, Role, Row
 
 @dataclass(frozen=True, slots=True)
 class DestinationRole(Role):
-    """``active`` and ``discarded`` are ends. A cut that was verified is not a session that may serve."""
+    """State of the destination; ``active`` and ``discarded`` are ends. A verified snapshot alone must not serve."""
 
     session: str = ""
-    position: int = 0  #: of the state that was rebuilt
-    made: bool = False  #: objects were made ahead
+    position: int = 0  #: journal position of the state that was rebuilt
+    made: bool = False  #: whether objects were made ahead
 
 
 def _note(role: DestinationRole, event: Event) -> dict[str, object]:
@@ -48,7 +47,7 @@ def _elsewhere(role: DestinationRole, event: Event) -> str:
 
 
 def _off(state: str) -> Iterator[Row]:
-    """Nothing that is here may serve: the source goes on, or was recovered elsewhere."""
+    """Yield the rows that discard the received state: the source continues, or the session was recovered elsewhere."""
     yield Row(state, "failed", "discarded", ("report_failed", "discard"), "the session cannot be taken here")
     yield Row(state, "reconcile_discard", "discarded", ("discard",), "the move is off")
 
@@ -62,7 +61,8 @@ TABLE: tuple[Row, ...] = (
     *_off("receiving"),
     Row("rebuilding", "rebuilt", "verified", ("report_verified", "listen"), "every page has the source's hash"),
     *_off("rebuilding"),
-    # Verified: it may be the owner already; only the record may say. A source that goes on with calls has not offered.
+    # Verified: this worker may be the owner already; only the record decides that. A source that still sends calls has
+    # not offered.
     Row("verified", "link_ended", "verified", (), "the source has nothing to add: what came was all of it"),
     Row("verified", "replay_begins", "discarded", ("report_failed", "discard"), "not from the cut on", "elsewhere"),
     Row("verified", "replay_begins", "replaying", ("begin_replay", "listen"), "what came was a cut; its calls follow"),

@@ -1,4 +1,4 @@
-"""Makes docs/developers/move-tables.md, the diagrams of the three tables of a move, out of the tables.
+"""Generates docs/developers/move-tables.md, the diagrams of the three tables of a move, from the tables.
 
     python -m rgpu.migrate.move.diagram           writes it
     python -m rgpu.migrate.move.diagram --check   exit status 1 if it differs
@@ -31,7 +31,7 @@ ROLES: tuple[tuple[str, str, Machine[Any]], ...] = (
 
 
 def diagram(machine: Machine[Any]) -> str:
-    """A table as Mermaid's stateDiagram."""
+    """Return a table as Mermaid's stateDiagram."""
     lines = ["stateDiagram-v2", "    direction TB", "    [*] --> idle"]
     for row in machine.rows:
         guard = f" [{row.guard}]" if row.guard else ""
@@ -42,7 +42,7 @@ def diagram(machine: Machine[Any]) -> str:
 
 
 def page() -> str:
-    """The whole of docs/developers/move-tables.md."""
+    """Return the whole text of docs/developers/move-tables.md."""
     parts = [HEAD]
     for name, who, machine in ROLES:
         parts.append(f"\n## {name}\n\nRun by {who}. {len(machine.rows)} rows, {len(machine.commands)} commands.\n\n"
@@ -51,7 +51,7 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page of the tables, or with ``--check`` say whether it is stale; returns the exit status."""
+    """Write the page of the tables, or with ``--check`` report whether it is stale; return the exit status."""
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2

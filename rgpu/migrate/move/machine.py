@@ -1,11 +1,11 @@
-"""Table-driven state machines without I/O: an event goes in, a new state and commands come out.
+"""Table-driven state machines without I/O: from an event follow a new state and commands.
 
 A role is an immutable value, so that a test can explore every interleaving of
-several of them. An event that the table has no row for is *stale* (a repeated
-or late message): it changes nothing, and the answer says so.
+several of them. An event without a row in the table is *stale* (a repeated
+or late message): it changes nothing, and the step is marked so.
 
-A guard looks at the role, as the event has left it, and says whether a row fits;
-one that says so in a sentence gives the row's reason.
+A guard is given the role as changed by the event, and returns whether its row fits;
+a sentence instead of True becomes the reason of the row.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened. ``now``: seconds on the clock of the process that runs the role; ``found``: what a command has
-    found.
+    """Event for a role. ``now``: seconds on the clock of the process that runs the role; ``found``: the result of a
+    command.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the shell must do, and why. ``found``: of the event that led to it."""
+    """Command that the shell must carry out, and why. ``found``: that of the event which led to it."""
 
     do: str
     reason: str
@@ -53,7 +53,7 @@ S = TypeVar("S", bound="Role")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role's whole state. Subclasses add what their guards look at."""
+    """Whole state of a role. Subclasses add the fields that their guards read."""
 
     state: str = "idle"
     reason: str = ""
@@ -61,7 +61,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Step(Generic[S]):
-    """``stale``: the table has no row for this event in this state, and nothing changed."""
+    """Result of an event. ``stale``: the table has no row for it in this state, and nothing changed."""
 
     role: S
     commands: tuple[Command, ...] = ()
@@ -70,7 +70,7 @@ class Step(Generic[S]):
 
 
 class Machine(Generic[S]):
-    """A table, its guards, and what an event (:attr:`note`) and a state (:attr:`enter`) leave in the role's data."""
+    """A table, its guards, and the fields that an event (:attr:`note`) or entering a state (:attr:`enter`) sets."""
 
     def __init__(self, rows: Iterable[Row], guards: Mapping[str, Callable[[S, Event], bool | str]],
                  note: Callable[[S, Event], Mapping[str, Any]] = lambda role, event: {},
@@ -84,7 +84,7 @@ class Machine(Generic[S]):
             self._index.setdefault((row.state, row.event), []).append(row)
 
     def with_rows(self, rows: Iterable[Row]) -> Machine[S]:
-        """The same machine with another table."""
+        """Return the same machine with another table."""
         return Machine(rows, self.guards, self.note, self.enter)
 
     @property
@@ -98,11 +98,11 @@ class Machine(Generic[S]):
 
     @property
     def commands(self) -> frozenset[str]:
-        """Every command that a row gives: a shell has one method for each, and no others."""
+        """Every command in the table: a shell has exactly one method for each."""
         return frozenset(command for row in self.rows for command in row.commands)
 
     def step(self, role: S, event: Event) -> Step[S]:
-        """The first row that fits decides."""
+        """Return the step of the first row that fits."""
         rows = self._index.get((role.state, event.kind))
         if not rows:
             return Step(role, stale=True)

@@ -15,16 +15,18 @@ AS_LONG_AS_IT_TAKES = 3600.0  #: seconds
 
 @dataclass(frozen=True, slots=True)
 class MoveOptions:
-    """``max_slowdown``: a share, 0 to 1, while a replay catches up. Raises :class:`UsageError` for what cannot be."""
+    """Options of one move. ``max_slowdown``: share from 0 to below 1, while a replay catches up.
+
+    Raises :class:`UsageError` for values out of range.
+    """
 
     mode: str = "auto"
     max_downtime: float = 10.0  #: seconds
     max_slowdown: float = 0.5
-    on_timeout: str = ABORT  #: or freeze: the stop may last as long as it takes
-    #: Share of its pages that an earlier replay of the session got wrong: the leader's knowledge, not an option of the
-    #: user's.
+    on_timeout: str = ABORT  #: or freeze: the last pause may exceed ``max_downtime``
+    #: Share of its pages that an earlier replay of the session got wrong; set by the leader, not by the user.
     mismatched: float = 0.0
-    #: auto: a destination on the same host pulls them out of the source's memory if it can; stream: never.
+    #: auto: a destination on the same host pulls pages out of the source's memory if it can; stream: never.
     pages: str = "auto"
 
     def __post_init__(self) -> None:
@@ -51,8 +53,8 @@ class MoveOptions:
         return self.on_timeout == ABORT
 
     def as_dict(self) -> dict[str, Any]:
-        """Options as the source's worker is told them. One of an earlier version knows no ``pages``, and is not told of
-        the default.
+        """Return the options as sent to the source's worker. The default of ``pages`` is left out, because workers of
+        earlier versions have no such option.
         """
         found = asdict(self)
         if self.pages == "auto":
@@ -61,7 +63,7 @@ class MoveOptions:
 
     @staticmethod
     def from_options(options: dict[str, Any]) -> MoveOptions:
-        """Read the options of a request; what it does not say is the default. Raises :class:`UsageError`."""
+        """Read the options of a request; missing ones get their defaults. Raises :class:`UsageError`."""
         found = {name: options[name] for name in MoveOptions.__dataclass_fields__ if options.get(name) is not None}
         try:
             for name in ("max_downtime", "max_slowdown", "mismatched"):

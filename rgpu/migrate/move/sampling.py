@@ -1,10 +1,10 @@
-"""A sample of a session's pages, and what it says about all of them. Pure.
+"""A sample of a session's pages, and the estimate for all of them. Pure.
 
 While a replay catches up, both sides hash the same few pages at the same
-position of the journal. How many of them differ bounds how many pages the last
-pause will have to repair: pages are drawn without repetition and with equal
-chance, so the share in the sample is the likeliest share of all, and Wilson's
-interval says how far off it may be.
+position of the journal. The number that differs gives bounds for the pages that the last
+pause will have to repair: pages are drawn without replacement and with equal
+probability, so the share in the sample is the likeliest share of all, and Wilson's
+interval bounds its error.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: 32 MiB. A share of 1 % goes unseen once in 170 samples; what one sample misses is a small repair.
+#: 32 MiB. A share of 1 % is missed by one in 170 samples; a share that a sample misses is small to repair.
 PAGES = 512
-#: Standard deviations: 19 of 20 intervals hold the truth.
+#: Standard deviations: 19 of 20 intervals contain the true share.
 CONFIDENCE = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``compared`` pages of a session of ``pages`` at one position, ``differing`` of them after the replay."""
+    """Sample at one position: ``compared`` of a session's ``pages``, of which ``differing`` differ after the replay."""
 
     compared: int
     differing: int
@@ -37,7 +37,7 @@ class Sampled:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Shares that hold the true one, as :data:`CONFIDENCE` says; nothing is known without a sample."""
+        """Interval that contains the true share with :data:`CONFIDENCE`; the widest one without a sample."""
         if not self.compared:
             return 0.0, 1.0
         if self.compared >= self.pages:
@@ -53,7 +53,7 @@ class Sampled:
 
     @property
     def fewest_pages(self) -> int:
-        """Fewer pages than this hardly differ; never fewer than were seen to."""
+        """Lower bound of the pages that differ; never below the number that was seen to differ."""
         return max(self.differing, math.ceil(self.bounds[0] * self.pages - 1e-9))
 
     def __str__(self) -> str:
@@ -61,8 +61,9 @@ class Sampled:
 
 
 def choose(counts: Sequence[int], wanted: int, chance: random.Random) -> list[list[int]]:
-    """Choose pages of regions of so many pages: which of them to look at, ascending; all when there are no more than
-    ``wanted``.
+    """Choose ``wanted`` pages of regions with ``counts`` pages each; all of them when there are no more.
+
+    Return the page numbers of each region, ascending.
     """
     ends = list(itertools.accumulate(counts))
     total = ends[-1] if ends else 0

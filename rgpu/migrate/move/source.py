@@ -1,19 +1,19 @@
 """The source of a move as a table (DESIGN decisions 7, 8; OWNERSHIP 1, 2). Pure.
 
-Run by the worker that has the session (:mod:`rgpu.server.worker.move.departure`). Rounds of
-pages while the program runs; then the last pause at once (copy), or a cut that
-streams while the program runs on, and a replay at the destination of what it
-does meanwhile. What holds, whatever is lost, repeated, late or dead:
+The worker that serves the session runs it (:mod:`rgpu.server.worker.move.departure`). Rounds of
+pages are sent while the program runs. Then follows the last pause at once (copy), or a snapshot that
+streams while the program runs on, and at the destination a replay of the calls that it makes
+meanwhile. Two invariants hold whatever messages are lost, repeated or late and whatever process dies:
 
-* A source that has *offered* (told anybody that the copy is verified) goes on
-  only after reading a record that says aborted, or after writing that itself:
+* A source that has *offered* (reported to any process that the copy is verified) resumes
+  only after reading a record that is aborted, or after writing that itself:
   it waits for the commit until its own deadline, then competes for the record.
-* Before the offer no record can say ready, so until then it resumes by itself
-  when anything fails, also while the registry is away.
+* Before the offer no record can be ready, so until then the source resumes by itself
+  when anything fails, also while the registry cannot be reached.
 
-Commands whose result is an event of its own come last in a row. Each of
-``pause`` and ``pause_for_cut`` ends with a session that stands still, or with
-``failed`` and one that runs.
+Commands whose result is an event stand last in a row. Each of
+``pause`` and ``pause_for_cut`` ends with a paused session, or with
+``failed`` and a running one.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from rgpu.migrate.move.machine import Event, Machine, Role, Row
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 
-MAX_ROUNDS = 6  #: of pages while the program runs
+MAX_ROUNDS = 6  #: rounds of pages while the program runs
 SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another round
 SHRINK = 0.7  #: a round that is not at least this much smaller than the last one gains nothing
-SHORT_ROUND = 0.004  #: seconds: pages that take no longer are as well copied in the pause, over a link of any speed
-TOLD_BYTES = 1 << 20  #: a round of fewer tells nothing about the link's speed
+SHORT_ROUND = 0.004  #: seconds: pages that take no longer are copied in the pause, over a link of any speed
+TOLD_BYTES = 1 << 20  #: bytes: a smaller round does not measure the link's speed
 CAUGHT_UP = 0.1  #: seconds that the replay may be behind when the last pause begins
-CLOSER = 0.7  #: a lag that is not at least this much smaller is no closer
-SETTLED_SECONDS = 2.0  #: without getting any closer
-STALL_SECONDS = 15.0  #: without a word from a destination that has calls to replay
-REPLAY_SECONDS = 600.0  #: for all of it
-WAITING_BYTES = 1 << 20  #: of calls that may wait when a replay has caught up
-SAMPLE_SECONDS = 2.0  #: that a replay which caught up waits for the result of its first sample
-ASK_AGAIN_SECONDS = 0.5  #: that an abort or a look at the record may take before it is asked for anew
-FAR = 1e9  #: seconds: how far behind a replay is that has said nothing yet
+CLOSER = 0.7  #: a lag counts as progress only where it is at most this part of the best one
+SETTLED_SECONDS = 2.0  #: without progress, after which the lag counts as settled
+STALL_SECONDS = 15.0  #: without progress of a destination that has calls to replay, after which it has stalled
+REPLAY_SECONDS = 600.0  #: that a replay may take in all
+WAITING_BYTES = 1 << 20  #: bytes of calls that may be unsent when a replay has caught up
+SAMPLE_SECONDS = 2.0  #: that a replay which has caught up waits for the result of its first sample
+ASK_AGAIN_SECONDS = 0.5  #: after which an abort or a read of the record without an answer is repeated
+FAR = 1e9  #: seconds: lag of a replay that has not reported yet
 
 #: The program runs and nothing is kept for a replay.
 COPYING = ("beginning", "copying", "choosing", "gathering", "making")
-#: A failure here may be the replay's alone: whoever asked may try again by copying.
+#: A failure here may be the replay's alone: the caller may try again by copying.
 BY_REPLAY = frozenset({"tapping", "pausing_for_cut", "cutting", "streaming", "replaying", "pausing_for_replay",
                        "comparing", "repairing"})
-#: No call is applied and nobody is answered.
+#: The session is paused: no call is applied and none is answered.
 STANDING = frozenset({"cutting", "sending", "comparing", "repairing", "offering", "offered", "withdrawing", "asking"})
-#: Somebody was told that the copy is verified.
+#: Another process may have been told that the copy is verified.
 PROMISED = frozenset({"offered", "withdrawing", "asking"})
 
 
-# -- what commands find ------------------------------------------------------------
+# -- results of commands -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Round of pages that were sent; ``seconds`` without rests. ``objects``: the destination makes objects ahead."""
+    """Round of pages that was sent; ``seconds`` without throttling; ``objects``: objects are made ahead."""
 
     pages: int
     sent: int = 0  #: bytes
@@ -68,20 +68,20 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """How a replay goes, after another piece of the calls."""
+    """Progress of a replay after another piece of the calls was sent."""
 
-    lag: float = FAR  #: seconds that it is behind, as the destination said last
-    heard: float = 0.0  #: when it said anything last
+    lag: float = FAR  #: seconds that it is behind, as the destination reported last
+    heard: float = 0.0  #: when the destination reported last
     waiting: int = 0  #: bytes of calls that are not sent yet
-    samples: tuple[tuple[Sampled, float], ...] = ()  #: that were compared since, and how far behind the replay was
+    samples: tuple[tuple[Sampled, float], ...] = ()  #: samples compared since, each with the lag at that time
     overflowed: bool = False  #: calls do not fit in memory any more
-    trouble: str = ""  #: what ended the sampling
+    trouble: str = ""  #: error that ended the sampling
     broken: bool = False  #: the session has failed on its own
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Pages that differ in the last pause, and how much of the promised downtime is left, s."""
+    """Pages that differ in the last pause, and the rest of the promised downtime in seconds."""
 
     pages: int
     left: float
@@ -92,19 +92,19 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class SourceRole(Role):
-    """``running`` (the program goes on here) and ``forgotten`` are ends."""
+    """State of the source; ``running`` (the program runs on here) and ``forgotten`` are ends."""
 
     options: MoveOptions = MoveOptions()
-    mode: str = "auto"  #: what is done: asked for, or chosen
+    mode: str = "auto"  #: mode in use: as requested, or as chosen
     why: str = ""
     expected: Cost | None = None
     # copying
     speed: float = forecast.ASSUMED_SPEED  #: of the link, bytes/s
-    first_seconds: float = 0.0  #: that the first round took
+    first_seconds: float = 0.0  #: duration of the first round
     rounds: int = 0
-    pages: int = 0  #: of the last round
-    before: int = 0  #: of the round before it
-    objects: bool = False  #: the destination makes objects ahead, and has not yet
+    pages: int = 0  #: pages of the last round
+    before: int = 0  #: pages of the round before it
+    objects: bool = False  #: the destination makes objects ahead, and has not done so yet
     measured: Measured | None = None
     choice: Choice | None = None
     # replaying
@@ -112,15 +112,15 @@ class SourceRole(Role):
     lag: float = FAR
     heard: float = 0.0
     best: float = FAR  #: the smallest lag so far
-    better_at: float = 0.0  #: and when it became so
-    samples: int = 0  #: that were compared
-    sampled: Sampled = Sampled(0, 0, 0)  #: the last one
-    sample_by: float = 0.0  #: until when a replay that has caught up waits for one
+    better_at: float = 0.0  #: when ``best`` was reached
+    samples: int = 0  #: number of samples compared
+    sampled: Sampled = Sampled(0, 0, 0)  #: the last sample
+    sample_by: float = 0.0  #: until when a replay that has caught up waits for a sample
     mismatched: int = 0  #: pages that differed in the last pause
     # the last pause
     paused_at: float = 0.0
-    deadline: float = 0.0  #: end of the promised downtime; then: when to ask again
-    copy_may_help: bool = False  #: what failed was the replay
+    deadline: float = 0.0  #: end of the promised downtime; after it: when to repeat a request
+    copy_may_help: bool = False  #: the replay failed, so a move by copy may succeed
 
     @property
     def standing(self) -> bool:
@@ -128,12 +128,12 @@ class SourceRole(Role):
 
     @property
     def stop(self) -> float:
-        """Seconds that sending what is left would take."""
+        """Seconds that sending the remaining pages would take."""
         return self.pages * PAGE_BYTES / self.speed
 
     @property
     def settled(self) -> bool:
-        """Whether a replay is close, but for one that gets no closer."""
+        """Whether the lag is short enough for the last pause, for a replay that gets no closer."""
         return self.lag <= self.options.limit / 4
 
 
@@ -172,14 +172,14 @@ def _round(role: SourceRole, found: Round) -> dict[str, object]:
         values.update(objects=found.objects, first_seconds=found.seconds)
         if found.sent > TOLD_BYTES:
             values["speed"] = found.sent / max(found.seconds, 1e-6)
-    if role.mode == "copy":  # what the last pause would cost if nothing more were gained
+    if role.mode == "copy":  # cost of the last pause if further rounds gain nothing
         stop = found.pages * PAGE_BYTES / float(values.get("speed", role.speed))  # type: ignore[arg-type]
         values["expected"] = Cost(stop, 0.0, stop)
     return values
 
 
 def _chosen(role: SourceRole, found: Measured) -> dict[str, object]:
-    """Replay or copy; ``auto`` compares."""
+    """Return the chosen mode and its expected cost; ``auto`` compares copy and replay."""
     options = role.options
     measured = replace(found, mismatched=options.mismatched)
     choice = forecast.choose(measured, max_downtime=options.max_downtime, max_slowdown=options.max_slowdown)
@@ -208,12 +208,12 @@ def _shipped(role: SourceRole, found: Shipped, now: float) -> dict[str, object]:
 
 
 def _first_of_others(role: SourceRole, event: Event) -> bool:
-    """The first round is over, and something else than copying may do."""
+    """Whether the first round is over, and another mode than copy is allowed."""
     return role.rounds == 1 and role.options.mode != "copy"
 
 
 def _unkept(role: SourceRole, event: Event) -> str:
-    """Neither mode keeps what was promised, and a stop that lasts longer is not wanted."""
+    """Return why neither mode keeps the promised downtime, where a longer one is not allowed; empty otherwise."""
     options, choice = role.options, role.choice
     if choice is None or options.mode != "auto" or not options.abort_on_timeout \
             or choice.cost.downtime <= options.max_downtime:
@@ -231,12 +231,12 @@ def _objects_ahead(role: SourceRole, event: Event) -> bool:
 
 
 def _objects_found(role: SourceRole, event: Event) -> bool:
-    """There is something that takes long to make."""
+    """Whether there are objects that take long to make."""
     return bool(event.found)
 
 
 def _enough(role: SourceRole, event: Event) -> str:
-    """Another round would gain nothing."""
+    """Return why another round would gain nothing; empty: it would."""
     if role.pages <= SMALL_ROUND or role.stop <= SHORT_ROUND:
         return f"{role.pages} pages are left: another round would cost as much as the pause"
     if role.rounds >= MAX_ROUNDS:
@@ -247,7 +247,7 @@ def _enough(role: SourceRole, event: Event) -> str:
 
 
 def _too_long(role: SourceRole, event: Event) -> str:
-    """A stop that cannot be as short as was promised does not begin."""
+    """Return why the last pause does not begin: it would be longer than promised. Empty: it may."""
     if not _enough(role, event) or not role.options.abort_on_timeout or role.stop <= role.options.max_downtime:
         return ""
     return (f"the stop would take about {role.stop:.2f} s, more than the {role.options.max_downtime:.2f} s allowed; "
@@ -255,7 +255,7 @@ def _too_long(role: SourceRole, event: Event) -> str:
 
 
 def _useless(role: SourceRole, event: Event) -> str:
-    """A sample says that the replay is not worth its end."""
+    """Return why, by the last samples, the replay is to be given up; empty: it is not."""
     if role.measured is None:
         return ""
     for sampled, behind in event.found.samples:
@@ -267,7 +267,7 @@ def _useless(role: SourceRole, event: Event) -> str:
 
 
 def _stuck(role: SourceRole, event: Event) -> str:
-    """The replay will not catch up, or nothing is heard of it."""
+    """Return why the replay will not catch up, or makes no progress; empty: it does."""
     if event.found.overflowed:
         return "the calls that wait to be replayed do not fit in memory any more"
     if event.now - role.heard > STALL_SECONDS:
@@ -282,13 +282,19 @@ def _broken(role: SourceRole, event: Event) -> str:
 
 
 def _close(role: SourceRole, found: Shipped, now: float) -> bool:
-    """Two busy hosts may never come that close: then what is left is replayed in the pause, if that may last."""
+    """Whether the lag is short enough for the last pause.
+
+    Two busy hosts may never reach ``CAUGHT_UP``: a settled lag is then replayed in the pause, if the limit allows it.
+    """
     settled = now - role.better_at > SETTLED_SECONDS and role.settled
     return (role.lag <= CAUGHT_UP or settled) and found.waiting < WAITING_BYTES
 
 
 def _caught_up(role: SourceRole, event: Event) -> str:
-    """And a sample was compared, or none came in time: the last pause finds out what differs in any case."""
+    """Whether the replay is close and a sample was compared, or none was in time.
+
+    The last pause finds the pages that differ in any case.
+    """
     if not _close(role, event.found, event.now) or not (role.samples or event.now > role.sample_by):
         return ""
     return f"the replay is {role.lag * 1000:.0f} ms behind"
@@ -303,7 +309,7 @@ def _too_many(role: SourceRole, event: Event) -> str:
 
 
 def _overrun(role: SourceRole, event: Event) -> str:
-    """The pause has lasted for longer than was promised already."""
+    """Return why the move ends: the pause has already been longer than promised. Empty: it has not."""
     if event.now < role.deadline:
         return ""
     return (f"the stop took {event.now - role.paused_at:.2f} s, more than the {role.options.limit:.2f} s allowed; the "
@@ -336,14 +342,14 @@ GUARDS: dict[str, Callable[[SourceRole, Event], bool | str]] = {
 
 
 def _on(state: str, event: str) -> Iterator[Row]:
-    """What follows when all that could be done beside the running program is done, but for rounds."""
+    """Yield the rows for when only further rounds can still be done beside the running program."""
     yield Row(state, event, "running", ("report_failed",), "the stop would be longer than promised", "too_long")
     yield Row(state, event, "pausing", ("pause",), "few pages are left, or rounds gain nothing more", "enough")
     yield Row(state, event, "copying", ("send_round",), "pages that changed meanwhile are sent")
 
 
 def _off(state: str, *undo: str) -> Iterator[Row]:
-    """Nobody can have been told that the copy is good: whatever happens, the program goes on here."""
+    """Yield the rows before the offer: no process was told that the copy is verified, so the program resumes here."""
     yield Row(state, "failed", "running", (*undo, "report_failed"), "the move failed; the session runs on")
     yield Row(state, "reconcile_resume", "running", (*undo, "report_failed"), "the move was called off")
     yield Row(state, "reconcile_forget", "forgotten", ("forget",), "somebody else owns the session")
@@ -369,13 +375,13 @@ TABLE: tuple[Row, ...] = (
     *_on("gathering", "objects_taken"),
     *_on("making", "objects_made"),
     *(row for state in COPYING for row in _off(state)),
-    # By copy: the last pause.
+    # Copy: the last pause.
     Row("pausing", "drained", "sending", ("send_rest",), "all work is done: the last pages and the objects go"),
     *_off("pausing"),
     Row("sending", "verified", "running", ("resume", "report_failed"), "the stop took too long", "overrun"),
     Row("sending", "verified", "offering", ("offer",), "the destination verified every page"),
     *_off("sending", "resume"),
-    # By replay: a cut in one short pause, then the program runs on while the cut streams and is caught up with.
+    # Replay: a snapshot in one short pause; then the program runs on while the snapshot streams and the replay follows.
     Row("tapping", "tapped", "pausing_for_cut", ("pause_for_cut",), "what is applied from now on is kept"),
     *_off("tapping", "close_tap"),
     Row("pausing_for_cut", "drained", "cutting", ("take_cut",), "all work is done: pages are copied aside"),
@@ -404,7 +410,7 @@ TABLE: tuple[Row, ...] = (
     Row("repairing", "verified", "running", ("resume", "report_failed"), "the stop took too long", "overrun"),
     Row("repairing", "verified", "offering", ("offer",), "the destination verified every page"),
     *_off("repairing", "resume"),
-    # Both: from the offer on only the record may say what follows.
+    # Both: from the offer on only the record decides.
     Row("offering", "promised", "offered", ("report_offered", "watch_deadline"), "verified; the record will decide"),
     *_off("offering", "resume"),
     *_decided("offered"),

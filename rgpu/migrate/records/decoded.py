@@ -1,9 +1,9 @@
-"""Records as they were decoded last: a listing is decoded anew only where it changed.
+"""Cache of decoded records: a listing is decoded anew only where it changed.
 
-A leader looks at every session once a second and for each placement. With ten thousand of them
-decoding and checking is most of that look, and nearly all of it is what the look before had, too.
-A record that has not changed is the very same object as before, which is what
-:mod:`rgpu.migrate.scheduling.following.kept` finds its differences by.
+A leader reads every session once a second and for each placement. With ten thousand of them,
+decoding and checking takes most of that time, and nearly all records are unchanged.
+An unchanged record is returned as the same object as before, so that
+:mod:`rgpu.migrate.scheduling.following.kept` finds differences by identity.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ T = TypeVar("T")
 
 
 class Decoded(Generic[T]):
-    """What ``decode`` made of each entry of one prefix; ``what`` names such a record in the log."""
+    """Results of ``decode`` for the entries of one prefix; ``what`` names such a record in the log."""
 
     def __init__(self, what: str, decode: Callable[[Entry], T]) -> None:
         self._what, self._decode = what, decode
-        #: key: (mod revision, bytes, record; None: it cannot be read). The bytes count, too: a registry that was
-        #: restored from a backup gives revisions out again.
+        #: key: (mod revision, bytes, record; None: it cannot be read). The bytes are compared, too: a registry that was
+        #: restored from a backup assigns the same revisions again.
         self._known: dict[str, tuple[int, bytes, T | None]] = {}
         self._last: tuple[T, ...] = ()
 
     def read(self, entries: Iterable[Entry]) -> tuple[T, ...]:
-        """All that can be read, in their order. The same tuple as last time where nothing changed.
+        """Return all readable records, in the order of the entries; the same tuple as last time if none changed.
 
-        One damaged record must not stop the others: it is logged once for each change of it, and left out.
+        A damaged record is logged once for each change of it, and left out.
         """
         known: dict[str, tuple[int, bytes, T | None]] = {}
         found, same = [], True

@@ -2,9 +2,9 @@
 
 A gang is the sessions that one job binds together. Each member has an owner record of its own, changed as any
 session's (:mod:`rgpu.migrate.records.ownership`); the gang's record names its *generation*: which members, at which
-epochs, belong together. A member that moved, was recovered or ended has another epoch or is gone, so the record says
-what is not so any more, and :func:`advance` raises the generation by compare-and-swap. What joins a generation shows
-its epoch: a worker of an older epoch is in no newer generation.
+epochs, belong together. A member that moved, was recovered or ended has another epoch or no record, so that the gang's
+record is stale, and :func:`advance` raises the generation by compare-and-swap. A worker that joins a generation
+presents its epoch: a worker of an older epoch is in no newer generation.
 
 ========  ====================================  =======================================================
 decision  from                                  to
@@ -13,7 +13,7 @@ form      no record, or ended                   running, generation + 1: with al
 admit     running, further sessions of members  running, with them; the generation stays
 advance   running, members at other epochs      running, generation + 1
 end       running, no member lives              ended
-resume    ended, a member lives                 running, generation + 1: its run began further processes
+resume    ended, a member lives                 running, generation + 1: its run has started more processes
 ========  ====================================  =======================================================
 
 A member's first session is NAME.RANK. Further processes of that rank (a data loader, a rank that torchrun started
@@ -48,11 +48,11 @@ from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, unchange
 from rgpu.session.errors import AlreadyExists, UsageError
 
 GangState = Literal["running", "ended"]
-MAX_MEMBERS = 4 * MAX_RANKS  #: with the further sessions of ranks; those beyond it are not named in the record
+MAX_MEMBERS = 4 * MAX_RANKS  #: with the further sessions of ranks; members beyond it are not named in the record
 
 
 class GangRun(Record, frozen=True, kw_only=True):
-    """What one ``rgpu run`` brought: ``ranks`` from ``first`` on. ``name``: the run's; ``program``: who asked."""
+    """Part of one ``rgpu run`` in a gang: ``ranks`` from ``first`` on. ``name``: the run's; ``program``: its client."""
 
     name: Name
     agent: Text
@@ -82,14 +82,14 @@ class GangRecord(Record, frozen=True, kw_only=True):
     reason: Text = ""
 
     def run_of(self, agent: str, program: Program) -> GangRun | None:
-        """The run that such a program began, where it is of this gang."""
+        """Return the run that this program began in the gang; None: there is none."""
         return next((run for run in self.runs if (run.agent, run.program.pid, run.program.host) == (
             agent, program.pid, program.host)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldGang:
-    """A gang's record as it was read."""
+    """Record of a gang as it was read."""
 
     record: GangRecord
     revision: int  #: mod revision
@@ -97,7 +97,7 @@ class HeldGang:
 
 @dataclass(frozen=True, slots=True)
 class GangDecision:
-    """A transaction, which the election's comparison is added to, the record that it makes, and why."""
+    """Decision about a gang: a transaction (without the election's comparison), the record that it makes, and why."""
 
     name: str
     compares: tuple[Compare, ...]
@@ -107,12 +107,12 @@ class GangDecision:
 
 
 def member_name(gang: str, rank: int) -> str:
-    """The session of a gang's rank: ``train.0``. Its process' further ones are ``train.0/2`` and so on."""
+    """Return the session name of a gang's rank: ``train.0``. Further sessions of the rank are ``train.0/2`` and on."""
     return f"{gang}.{rank}"
 
 
 def check_gang_name(name: str) -> str:
-    """The name, if a gang may have it. Raises :class:`UsageError`."""
+    """Return the name, if it is valid for a gang. Raises :class:`UsageError`."""
     if not 0 < len(name) <= 56 or not name[0].isalnum() or not name.isascii() or \
             not all(c.isalnum() or c in "._-" for c in name):
         raise UsageError(f"a gang cannot be called {name!r}: use 1 to 56 letters, digits, dots, dashes and "
@@ -122,10 +122,10 @@ def check_gang_name(name: str) -> str:
 
 def form(held: HeldGang | None, *, name: str, user: str, ranks: int, spread: bool, runs: Sequence[GangRun],
          members: Sequence[Decision], queued: dict[str, int], now: float, reason: str) -> GangDecision:
-    """All members at once, with the gang's record. ``members``: the creation of each.
+    """Create all members and the gang's record in one transaction. ``members``: the creation of each.
 
-    ``queued``: names and mod revisions of the requests that waited for it, which go. Raises :class:`AlreadyExists`
-    while a gang of that name runs.
+    ``queued``: names and mod revisions of the requests that waited for it, which are deleted. Raises
+    :class:`AlreadyExists` while a gang of that name runs.
     """
     if held is not None and held.record.state != "ended":
         raise AlreadyExists(f"there is a gang {name} already: choose another name with --gang or --name, or end it "
@@ -143,10 +143,10 @@ def form(held: HeldGang | None, *, name: str, user: str, ranks: int, spread: boo
 
 
 def advance(held: HeldGang, sessions: Iterable[SessionRecord], now: float) -> GangDecision | None:
-    """What the record must say about its members as they are now; None: it says so.
+    """Update the record to its members as they are now; None: it is up to date.
 
     ``sessions``: all on record. A member counts while it lives or is parked. An unfinished start, recovery or move
-    changes nothing yet: the generation follows the epochs, which change when an owner does.
+    changes nothing yet: the generation follows the epochs, which rise with each new owner.
     """
     old = held.record
     mine = [one for one in sessions if one.gang == old.name and one.created >= old.created]
@@ -174,7 +174,7 @@ def advance(held: HeldGang, sessions: Iterable[SessionRecord], now: float) -> Ga
 
 
 def _members_now(old: GangRecord, sessions: Sequence[SessionRecord]) -> dict[str, int]:
-    """Each member that lives or is parked, at its epoch: those on record first, then the oldest."""
+    """Return each member that lives or is parked, at its epoch: members on record first, then the oldest."""
     here = [one for one in sessions if one.live or one.parked is not None]
     here.sort(key=lambda one: (one.name not in old.epochs, one.created, one.name))
     return {one.name: one.epoch for one in here[:MAX_MEMBERS]}
@@ -184,25 +184,25 @@ def _differences(before: dict[str, int], after: dict[str, int], sessions: Sequen
     said = {one.name: one for one in sessions}
     found = [f"{name} is on {said[name].owner} at epoch {epoch}" if name in before else f"{name} has come"
              for name, epoch in sorted(after.items()) if before.get(name) != epoch]
-    return found + [f"{name} is over ({said[name].reason if name in said else 'its record is gone'})"
+    return found + [f"{name} is over ({said[name].reason if name in said else 'its record was deleted'})"
                     for name in sorted(before) if name not in after]
 
 
 def _decide(decision: str, held: HeldGang | None, record: GangRecord, reason: str, compares: Iterable[Compare] = (),
             operations: Iterable[Operation] = ()) -> GangDecision:
     key = gang_key(record.name)
-    compares = dict.fromkeys([unchanged(key, held.revision if held else 0), *compares])  # a node takes several members
+    compares = dict.fromkeys([unchanged(key, held.revision if held else 0), *compares])  # a node may take several
     return GangDecision(decision, tuple(compares), (*operations, Put(key, encode(record))), record, reason)
 
 
 def story(decision: GangDecision, now: float, signature: dict[str, Any]) -> HistoryRecord:
-    """What the history says of it. ``signature``: who decided (:meth:`rgpu.migrate.leader.term.decisions.Term`)."""
+    """Return the decision's history entry. ``signature``: of :meth:`rgpu.migrate.leader.term.decisions.Term`."""
     record = decision.record
     return HistoryRecord(when=now, session=record.name, decision=f"gang_{decision.name}",
                          reason=decision.reason[:MAX_TEXT], epoch=record.generation, user=record.user, **signature)
 
 
 def describe(decision: GangDecision) -> dict[str, Any]:
-    """A decision for the log."""
+    """Return a decision for the log."""
     return {"decision": f"gang_{decision.name}", "gang": decision.record.name,
             "generation": decision.record.generation, "reason": decision.reason}

@@ -1,4 +1,4 @@
-"""The registry's keys: which record stands under which. Pure."""
+"""The registry's keys: the key of each kind of record. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def node_key(host: str) -> str:
 
 
 def host_key(host: str) -> str:
-    """Key of what operators decided about a host."""
+    """Key of the record of operators' decisions about a host."""
     return HOSTS + host
 
 
@@ -45,10 +45,10 @@ def gang_key(name: str) -> str:
 
 
 def history_key(subject: str, revision: int) -> str:
-    """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
+    """Key of one change of a record in the history: ``revision`` is the mod revision that the change replaced."""
     return f"{HISTORY}{subject}/@{revision:016d}"
 
 
 def note_key(subject: str, revision: int) -> str:
-    """Key of a decision that changes no session's record: no other writer at ``revision`` makes the same."""
+    """Key of a decision that changes no session's record; unique among writers at ``revision``."""
     return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"

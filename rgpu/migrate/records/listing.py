@@ -1,4 +1,4 @@
-"""Pages of many sessions and requests: what fits a question, in the order of names. Pure."""
+"""Pages of many sessions and requests: those that match a query, in the order of names. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Listed = SessionRecord | QueueRecord
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One page. ``number`` counts from 1; ``total``: all that fit; ``states``: of all that were asked about."""
+    """One page. ``number`` counts from 1; ``total``: all matches; ``states``: states that occur in all."""
 
     records: Sequence[Listed]
     number: int
@@ -25,10 +25,10 @@ class Listing:
 
 
 def page(records: Iterable[Listed], question: Mapping[str, Any], user_of: Callable[[Listed], str]) -> Listing:
-    """Return the page that is asked for, or the nearest one that there is.
+    """Return the requested page, or the nearest existing one.
 
-    ``question``: from outside; ``state``, ``host``, ``user``; ``q`` in name, command or labels; ``all``: also what is
-    over; ``page``: a number.
+    ``question``: untrusted; ``state``, ``host``, ``user``; ``q`` in name, command or labels; ``all``: also ended and
+    failed sessions; ``page``: a number.
     """
     every = [record for record in records if question.get("all") or state_of(record) not in OVER]
     wanted = {name: str(question[name]) for name in ("state", "host", "user") if question.get(name)}

@@ -1,15 +1,15 @@
-"""Every change of a session's record, as pure decisions (OWNERSHIP 2, 5, 6, 9).
+"""All changes of a session's record as pure decisions (OWNERSHIP 2, 5, 6, 9).
 
-Each function looks at the record as it was read and returns a
-:class:`Decision`: the transaction that makes it true, and the reason; or it
-raises :class:`Refused` (:class:`Fenced` where the asker's knowledge is over).
+Each function takes the record as it was read and returns a
+:class:`Decision`: the transaction that carries it out, and the reason; or it
+raises :class:`Refused` (:class:`Fenced` where the caller's epoch or term is stale).
 The transaction compares the revision of the record that was read, so any
-other change in between makes it fail; then the asker reads and decides anew.
+other change in between makes it fail; then the caller reads and decides anew.
 
 =============  ================  ============================  ======================================
-decision       who               from                          to
+decision       by                from                          to
 =============  ================  ============================  ======================================
-create         leader            no record, or ended           starting, epoch + 1; its queue record goes
+create         leader            no record, or ended           starting, epoch + 1; queue record deleted
 started        leader            starting, recovering          running
 lost           leader            any live state                recovering, same epoch: waits for a place
 recover        leader            any live state                recovering, another owner, epoch + 1
@@ -18,8 +18,8 @@ move_ready     leader            moving, preparing             moving, move read
 commit         leader            moving, ready                 running, destination owns, epoch + 1
 abort          leader or source  moving                        running, move aborted
 clear_move     leader            running, move decided         running, no move
-share          leader            running                       same, with whom it shares memory
-silence        leader            running                       same, since when its client's host is silent
+share          leader            running                       same, with the peers of shared memory
+silence        leader            running                       same, with the start of its client's silence
 publish_image  leader or owner   running, moving               same, checkpoint named
 adopt          owner's host      any live state                same, the owner's new incarnation
 park           leader            running, checkpoint named     parked, no owner, same epoch
@@ -60,7 +60,7 @@ from rgpu.migrate.records.schema import (
 from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, created, unchanged
 from rgpu.session.errors import AlreadyExists, Fenced, Refused
 
-#: The states that each decision may start from; None stands for "there is no record".
+#: The states that each decision may start from; None: there is no record.
 FROM: dict[str, frozenset[str | None]] = {
     "create": frozenset({None, "ended"}),
     "started": frozenset({"starting", "recovering"}),
@@ -81,14 +81,14 @@ FROM: dict[str, frozenset[str | None]] = {
     "end": frozenset({"starting", "running", "moving", "recovering", "parked", "failed"}),
 }
 
-#: How many checkpoints behind the newest one the agents keep their journals for: 0 cuts them at the newest
-#: checkpoint; with 1 a damaged newest checkpoint costs nothing, and journals are about twice as long.
+#: Number of checkpoints before the newest one that agents keep their journals for: 0 cuts journals at the newest
+#: checkpoint; with 1 a damaged newest checkpoint loses nothing, and journals are about twice as long.
 OLDER_CHECKPOINTS_KEPT = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The fencing token of the elected leader. ``actor``: on whose word; empty: on its own."""
+    """Fencing token of the elected leader. ``actor``: user on whose request it decides; empty: on its own."""
 
     host: str
     revision: int
@@ -97,7 +97,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A session's record as it was read."""
+    """Record of a session as it was read."""
 
     record: SessionRecord
     revision: int  #: mod revision
@@ -105,7 +105,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's record as it was read."""
+    """Record of a node as it was read."""
 
     record: NodeRecord
     revision: int  #: create revision
@@ -113,7 +113,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A transaction, the record it makes, and why."""
+    """Decision: a transaction, the record that it makes, and why."""
 
     name: str
     compares: tuple[Compare, ...]
@@ -126,10 +126,10 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
            recover: bool, leader: Leader, now: float, reason: str, wants: Wants | None = None,
            queued: int = 0, user: str = "", run: str = "", gang: str = "", rank: int = 0,
            proves_key: bool = False) -> Decision:
-    """A new session of ``user`` on ``node``. Raises :class:`AlreadyExists` while the name is taken.
+    """Create a session of ``user`` on ``node``. Raises :class:`AlreadyExists` while the name is taken.
 
-    ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait. ``run``: with whose sessions it
-    shares what it is promised. ``gang``, ``rank``: of which gang it is a member, and from which rank on.
+    ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait. ``run``: the run whose sessions
+    share one promise of memory and compute. ``gang``, ``rank``: the gang that it is a member of, and its first rank.
     ``proves_key``: its agent makes its own tickets.
     """
     if held is not None and held.record.state != "ended":
@@ -150,7 +150,7 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
 
 
 def started(held: Held, *, epoch: int, node: Node, leader: Leader, now: float, reason: str) -> Decision:
-    """The owner's worker can be attached to."""
+    """Record that agents can attach to the owner's worker."""
     _check("started", held, epoch)
     _owns(held, node)
     record = held.record.replace(state="running", reason=reason, running_since=now)
@@ -158,7 +158,7 @@ def started(held: Held, *, epoch: int, node: Node, leader: Leader, now: float, r
 
 
 def lost(held: Held, *, epoch: int, failure: Failure | None, leader: Leader, now: float, reason: str) -> Decision:
-    """The owner is gone and no place is known yet. The epoch stays: if the owner returns first, it goes on."""
+    """Record that the owner is lost and no place is known yet. At the same epoch a returning owner may continue."""
     _check("lost", held, epoch)
     failures = held.record.failures if failure is None else losses.count_failure(held.record, failure)
     record = held.record.replace(state="recovering", move=_aborted(held.record, reason), reason=reason,
@@ -168,7 +168,7 @@ def lost(held: Held, *, epoch: int, failure: Failure | None, leader: Leader, now
 
 def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure | None, leader: Leader, now: float,
             reason: str, checkpoint: CheckpointName | None = None) -> Decision:
-    """Another owner at epoch + 1, from ``checkpoint`` (default: the one that the record names).
+    """Give the session another owner at epoch + 1, from ``checkpoint`` (default: the record's).
 
     Raises :class:`Refused` when the session is not recoverable, was lost too often at one
     position, or the checkpoint is older than what the agent may have cut its journal to.
@@ -199,7 +199,7 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
 
 def begin_move(held: Held, *, epoch: int, move: str, node: Node, device: str, leader: Leader, now: float,
                reason: str) -> Decision:
-    """The session begins to move; source and destination may be commanded after it."""
+    """Begin a move; source and destination may be sent commands after it."""
     _check("begin_move", held, epoch)
     if held.record.owner == node.record.host:
         raise Refused(f"{held.record.name} is on {node.record.host} already")
@@ -210,7 +210,7 @@ def begin_move(held: Held, *, epoch: int, move: str, node: Node, device: str, le
 
 
 def move_ready(held: Held, *, epoch: int, move: str, leader: Leader, now: float, reason: str) -> Decision:
-    """The source is paused and the destination has verified every page."""
+    """Record that the source is paused and the destination has verified every page."""
     _check("move_ready", held, epoch)
     current = _move(held, move, "preparing")
     record = held.record.replace(move=current.replace(state="ready", reason=reason), reason=reason)
@@ -218,11 +218,11 @@ def move_ready(held: Held, *, epoch: int, move: str, leader: Leader, now: float,
 
 
 def commit(held: Held, *, epoch: int, move: str, node: Node, leader: Leader, now: float, reason: str) -> Decision:
-    """The commit point (OWNERSHIP 2): the destination owns the session from here on."""
+    """Commit a move (OWNERSHIP 2): the destination owns the session from here on."""
     _check("commit", held, epoch)
     current = _move(held, move, "ready")
     if node.record.host != current.destination or node.record.incarnation != current.destination_incarnation:
-        raise Fenced(f"{current.destination} has restarted since it received {held.record.name}: what it held is gone")
+        raise Fenced(f"{current.destination} has restarted since it received {held.record.name}: what it held is lost")
     record = held.record.replace(
         state="running", owner=current.destination, incarnation=current.destination_incarnation, epoch=epoch + 1,
         device=current.device, move=current.replace(state="committed", reason=reason), reason=reason, moved=now)
@@ -231,7 +231,7 @@ def commit(held: Held, *, epoch: int, move: str, node: Node, leader: Leader, now
 
 def abort(held: Held, *, epoch: int, move: str, now: float, reason: str, leader: Leader | None = None,
           source: str | None = None) -> Decision:
-    """The commit's rival: by the leader, or by the source when its promised downtime runs out."""
+    """Abort a move, in competition with the commit: by the leader, or by the source after its promised downtime."""
     _check("abort", held, epoch)
     current = _move(held, move, None)
     if leader is None and source != current.source:
@@ -241,7 +241,7 @@ def abort(held: Held, *, epoch: int, move: str, now: float, reason: str, leader:
 
 
 def clear_move(held: Held, *, epoch: int, move: str, leader: Leader, now: float, reason: str) -> Decision:
-    """Both sides of a decided move have obeyed: nothing of it is left to do."""
+    """Remove a decided move that both sides have reconciled."""
     _check("clear_move", held, epoch)
     if held.record.move is None or held.record.move.id != move:
         raise Fenced(f"move {move} of {held.record.name} is not the one on record")
@@ -249,14 +249,14 @@ def clear_move(held: Held, *, epoch: int, move: str, leader: Leader, now: float,
 
 
 def silence(held: Held, *, epoch: int, since: float, leader: Leader, now: float, reason: str) -> Decision:
-    """Since when its client's host is silent; 0: it is heard."""
+    """Record since when the session's client host is silent; 0: it is heard."""
     _check("silence", held, epoch)
     return _decide("silence", held, held.record.replace(silent_since=since), leader, now, reason)
 
 
 def publish_checkpoint(held: Held, *, owner: str, epoch: int, checkpoint: CheckpointName, now: float, reason: str,
                   leader: Leader | None = None) -> Decision:
-    """The checkpoint counts from here on, and the journal may be cut to it (OWNERSHIP 5)."""
+    """Name a checkpoint in the record; from then on the journal may be cut to it (OWNERSHIP 5)."""
     _check("publish_image", held, epoch)
     old = held.record
     if old.owner != owner:
@@ -268,17 +268,17 @@ def publish_checkpoint(held: Held, *, owner: str, epoch: int, checkpoint: Checkp
                       f"{old.checkpoint.position}")
     earlier = [] if old.checkpoint is None else [old.checkpoint, *old.older]
     older = [found for found in earlier if found.name != checkpoint.name][:MAX_OLDER]
-    # Up to the checkpoint that is OLDER_CHECKPOINTS_KEPT behind; never back: what an agent was once allowed to cut is
-    # gone.
+    # Up to the checkpoint that is OLDER_CHECKPOINTS_KEPT before the newest; never back: calls that an agent was once
+    # allowed to cut are deleted.
     named = [checkpoint, *older][OLDER_CHECKPOINTS_KEPT:]
     cut = max(old.journal_from, named[0].position) if named else old.journal_from
     return _decide("publish_image", held, old.replace(checkpoint=checkpoint, older=older, cut=cut), leader, now, reason)
 
 
 def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason: str) -> Decision:
-    """The owner's daemon was restarted and found the worker alive: the record names its new incarnation.
+    """Record the new incarnation of the owner's daemon, which was restarted and found the worker alive.
 
-    Done by that daemon before it registers itself, so that the leader finds nothing lost.
+    The daemon does so before it registers itself, so that the leader does not take the session for lost.
     """
     _check("adopt", held, epoch)
     record = node.record if isinstance(node, Node) else node
@@ -289,7 +289,7 @@ def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason
 
 
 def share(held: Held, *, epoch: int, host: str, peer: str, leader: Leader, now: float) -> Decision:
-    """It shares memory with ``peer``, one more session of its user. Raises :class:`Refused` for too many."""
+    """Record that the session shares memory with ``peer``, of the same user. Raises :class:`Refused` for too many."""
     _check("share", held, epoch)
     old = held.record
     if old.owner != host:
@@ -302,12 +302,12 @@ def share(held: Held, *, epoch: int, host: str, peer: str, leader: Leader, now: 
 
 def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str,
          store: str = "") -> Decision:
-    """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
+    """Give the session's place to ``favour``: from here on its worker owns nothing, and is commanded to end.
 
-    What the program did since the checkpoint is in its agent's journal; what the worker still answers
-    until it goes is as it was before (the agent has the answers, and a replay is compared with them).
-    ``store``: the one that the checkpoint is in, as its node names it.
-    Raises :class:`Refused` where nothing is kept that it could be brought back from.
+    The calls since the checkpoint are in the agent's journal; answers that the worker still sends
+    until it ends stay valid (the agent has them, and a replay is compared with them).
+    ``store``: the store that holds the checkpoint, as its node names it.
+    Raises :class:`Refused` where there is nothing to bring the session back from.
     """
     _check("park", held, epoch)
     old = held.record
@@ -320,14 +320,14 @@ def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, rea
         raise Refused(f"{old.name} cannot be parked: its newest checkpoint is of epoch {old.checkpoint.epoch}, not "
                       f"{epoch}")
     if old.move is not None:
-        raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not settled on both sides")
+        raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not reconciled on both sides")
     record = old.replace(state="parked", owner=None, reason=reason, parked=Parked(
         host=str(old.owner), device=old.device, epoch=epoch, when=now, favour=favour, store=store))
     return _decide("park", held, record, leader, now, reason)
 
 
 def resume(held: Held, *, epoch: int, node: Node, device: str, leader: Leader, now: float, reason: str) -> Decision:
-    """A parked session has a place again: it is brought back there as after a loss."""
+    """Give a parked session a place again: it is brought back there as after a loss."""
     _check("resume", held, epoch)
     record = held.record.replace(
         state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=epoch + 1,
@@ -336,14 +336,14 @@ def resume(held: Held, *, epoch: int, node: Node, device: str, leader: Leader, n
 
 
 def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> Decision:
-    """Given up, with its reason; checkpoint and journal are kept."""
+    """Give the session up, with the reason; checkpoint and journal are kept."""
     _check("fail", held, epoch)
     record = held.record.replace(state="failed", owner=None, move=_aborted(held.record, reason), reason=reason)
     return _decide("fail", held, record, leader, now, reason)
 
 
 def end(held: Held, *, leader: Leader, now: float, reason: str, exit_code: int | None = None) -> Decision:
-    """The program ended, or the session is killed. ``exit_code``: the program's, where that is known."""
+    """End the session: the program ended, or it is killed. ``exit_code``: the program's, where that is known."""
     _check("end", held, held.record.epoch)
     record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason,
                                  parked=None, ended=now, exit_code=exit_code)
@@ -351,7 +351,7 @@ def end(held: Held, *, leader: Leader, now: float, reason: str, exit_code: int |
 
 
 def why_shared(record: SessionRecord) -> str:
-    """Why a session that shares memory is not brought back."""
+    """Return why a session that shares memory is not brought back."""
     return (f"shares device memory with {', '.join(record.shares[-4:])} (CUDA IPC), and what several sessions wrote to "
             "it cannot be replayed: all of them end")
 
@@ -361,9 +361,9 @@ def why_shared(record: SessionRecord) -> str:
 
 def went_back(*, seen_cluster: str, cluster: str, seen_revision: int, revision: int, seen_epoch: int = 0,
               epoch: int = 0) -> str | None:
-    """Why this registry is not the one that was seen before (OWNERSHIP 10), None while it is.
+    """Return why this registry is not the one that was seen before (OWNERSHIP 10); None while it is.
 
-    Automation pauses on a reason. ``seen_epoch``: the highest that an agent or worker showed.
+    Automation pauses on a reason. ``seen_epoch``: the highest that an agent or worker presented.
     """
     if cluster != seen_cluster:
         return f"the registry's identity changed from {seen_cluster} to {cluster}"
@@ -401,7 +401,7 @@ def _owns(held: Held, node: Node) -> None:
 
 
 def _aborted(record: SessionRecord, reason: str) -> MoveRecord | None:
-    """An open move ends with whatever takes the session out of ``moving``."""
+    """Return the record's open move as aborted, for a decision that takes the session out of ``moving``."""
     return record.move.replace(state="aborted", reason=reason) if record.open_move and record.move else record.move
 
 
@@ -423,6 +423,6 @@ def _decide(name: str, held: Held | None, record: SessionRecord, leader: Leader 
 
 
 def describe(decision: Decision) -> dict[str, Any]:
-    """A decision for the log."""
+    """Return a decision for the log."""
     return {"decision": decision.name, "session": decision.record.name, "state": decision.record.state,
             "owner": decision.record.owner, "epoch": decision.record.epoch, "reason": decision.reason}

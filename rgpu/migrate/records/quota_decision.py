@@ -1,9 +1,9 @@
-"""What counts against a user's quota, and whether one more is let in: the table :data:`LIMITS`, and decisions by it.
+"""Use of a user's quota, and whether a request is within it: the table :data:`LIMITS`, and decisions by it.
 
-Pure. Nobody else decides it. Asked are requests for a session and for a place in the queue, before anything is made,
-and checkpoints before they count. Never asked are moves, recoveries, restores and parked sessions that come back: what
-they bring back counts already, so a limit that was lowered below a user's use ends nothing and holds up nothing but
-what is new.
+Pure, and the only place of these decisions. They are made for requests for a session and for a place in the queue,
+before anything is made, and for checkpoints before they count. They are not made for moves, recoveries, restores and
+parked sessions that come back, whose use counts already: a limit that was lowered below a user's use ends nothing and
+refuses only new requests.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a user has, or asks for. ``memory``: bytes; ``gpus``: per cent of a GPU; ``queued``: places in the queue;
-    ``checkpoints``: bytes of the store.
+    """Use of a user, present or requested. ``memory``: bytes; ``gpus``: per cent of a GPU; ``queued``: places in the
+    queue; ``checkpoints``: bytes of the store.
     """
 
     sessions: int = 0
@@ -39,7 +39,7 @@ class Use:
                    self.queued + other.queued, self.checkpoints + other.checkpoints)
 
     def of(self, limit: str) -> int:
-        """Return how much counts against the limit of that name."""
+        """Return the amount that counts against the limit of that name."""
         return int(getattr(self, limit))
 
 
@@ -48,9 +48,9 @@ NOTHING = Use()
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A row of the table. ``counted``: what use is; ``refused``: what is not let in above the limit.
+    """Row of the table. ``counted``: the use that is counted; ``refused``: the request that is refused above it.
 
-    ``text``: an amount, for people; ``instead``: what a user can do; ``smaller``: how less is asked for.
+    ``text``: an amount, for people; ``instead``: what a user can do; ``smaller``: how to request less.
     """
 
     name: str
@@ -102,9 +102,10 @@ NAMES = frozenset(limit.name for limit in LIMITS)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reason``: a sentence for the asker, the queue, the history and tests. ``never``: nor when nothing else is had.
+    """Result of a decision. ``reason``: a sentence for the caller, the queue, the history and tests.
 
-    ``limit``, ``used``, ``asked``, ``most``: of the limit that refuses; ``used`` with what waits ahead.
+    ``never``: refused even if the user had nothing else. ``limit``, ``used``, ``asked``, ``most``: of the limit that
+    refuses; ``used`` includes the requests that wait ahead.
     """
 
     allowed: bool
@@ -116,16 +117,16 @@ class Verdict:
     most: int = 0
 
     def error(self, user: str, **detail: Any) -> LimitReached:
-        """Return the refusal as an error, its amounts as :func:`shown` gives them."""
+        """Return the refusal as an error, with amounts in the form of :func:`shown`."""
         amounts = {name: shown({self.limit: amount})[self.limit]
                    for name, amount in (("used", self.used), ("asked", self.asked), ("most", self.most))}
         return LimitReached(self.reason, user=user, limit=self.limit, never=self.never, **amounts, **detail)
 
 
 def decide(user: str, limits: Mapping[str, int], use: Use, asked: Use, ahead: Use = NOTHING) -> Verdict:
-    """Whether ``user``, who has ``use``, may have ``asked`` besides.
+    """Decide whether ``user``, with present use ``use``, may have ``asked`` in addition.
 
-    ``limits``: those that hold for the user, by name. ``ahead``: what the user's requests ask for that wait before.
+    ``limits``: the limits of the user, by name. ``ahead``: total of the user's requests that wait before this one.
     """
     bounding = [(limit, limits[limit.name], asked.of(limit.name)) for limit in LIMITS
                 if limit.name in limits and asked.of(limit.name)]
@@ -146,10 +147,9 @@ def decide(user: str, limits: Mapping[str, int], use: Use, asked: Use, ahead: Us
 
 
 def decide_checkpoint(user: str, most: int, used: int, adds: int | None = None) -> Verdict:
-    """Whether ``user``, who has ``used`` bytes of checkpoints of ``most``, may have one more.
+    """Decide whether ``user``, with ``used`` bytes of checkpoints of at most ``most``, may write one more.
 
-    ``adds``: bytes that it is known to add, or to be more than what is left by; None: not known yet, and it is let
-    begin where anything is left.
+    ``adds``: bytes that it adds, as far as known; None: not known yet, and it may begin where anything is left.
     """
     row = next(limit for limit in LIMITS if limit.name == "checkpoints")
     if used < most if adds is None else used + adds <= most:
@@ -161,9 +161,9 @@ def decide_checkpoint(user: str, most: int, used: int, adds: int | None = None) 
 
 
 def use_of(sessions: Iterable[SessionRecord], requests: Iterable[QueueRecord] = ()) -> Use:
-    """Count what one user has: ``sessions`` and ``requests`` of that user, also those that ended.
+    """Count the use of one user: ``sessions`` and ``requests`` of that user, which may include ended ones.
 
-    A session that moves counts once, where it is. Processes of a run share what the run was promised on a device.
+    A session that moves counts once, where it is. Processes of a run share the run's promise on a device.
     """
     count = 0
     held: dict[tuple[str, str | None, str], tuple[int, int]] = {}
@@ -182,7 +182,7 @@ def use_of(sessions: Iterable[SessionRecord], requests: Iterable[QueueRecord] = 
 
 
 def limits_of(user: str, records: Mapping[str, QuotaRecord]) -> dict[str, int]:
-    """Limits that hold for a user: the user's own, else everybody's; without those that are none."""
+    """Return the limits of a user: the user's own, else those of all users; without those set to no limit."""
     found: dict[str, int | None] = {}
     for name in (EVERYBODY, user):
         record = records.get(name)
@@ -193,10 +193,10 @@ def limits_of(user: str, records: Mapping[str, QuotaRecord]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Quotas:
-    """Everybody's limits and use at one revision. ``owners``: user of each public key, for records that name no user.
+    """Limits and use of all users at one revision. ``owners``: user of each public key, for records without a user.
 
-    ``stored``: bytes of checkpoints of each user, where they were counted; empty where nothing is asked that needs
-    them. Use is counted when it is asked for, once for each user.
+    ``stored``: bytes of checkpoints of each user, where they were counted; empty where no decision needs
+    them. Use is counted when it is read, once for each user.
     """
 
     records: Mapping[str, QuotaRecord] = field(default_factory=dict)
@@ -209,15 +209,15 @@ class Quotas:
         default_factory=dict, init=False, repr=False, compare=False)
 
     def user_of(self, record: SessionRecord | QueueRecord) -> str:
-        """Return whom it belongs to; empty where nobody knows."""
+        """Return the user of a record; empty where it is not known."""
         return record.user or self.owners.get(record.agent, "")
 
     def limits(self, user: str) -> dict[str, int]:
-        """Return the limits that hold for a user."""
+        """Return the limits of a user."""
         return limits_of(user, self.records)
 
     def use(self, user: str) -> Use:
-        """Return what a user has."""
+        """Return the use of a user."""
         if user not in self._uses:
             if not self._grouped:
                 self._group()
@@ -225,7 +225,7 @@ class Quotas:
         return self._uses[user]
 
     def users(self) -> set[str]:
-        """Return the users that have something, or limits of their own."""
+        """Return the users with any use, or with limits of their own."""
         self._group()
         return {user for user in [*self._grouped, *self.records] if user and user != EVERYBODY}
 
@@ -238,14 +238,14 @@ class Quotas:
             self._grouped.setdefault(self.user_of(request), ([], []))[1].append(request)
 
     def decide(self, user: str, asked: Use, ahead: Use = NOTHING) -> Verdict:
-        """Return whether a user may have ``asked`` besides; nobody's quota bounds what belongs to nobody."""
+        """Decide whether a user may have ``asked`` in addition; without a user no quota applies."""
         limits = self.limits(user) if user else {}
         if not limits:
             return Verdict(True, f"{user or 'nobody'} has no limits")
         return decide(user, limits, self.use(user), asked, ahead)
 
     def over(self, user: str) -> list[str]:
-        """Return sentences: what a user has above the limits, as after one was lowered."""
+        """Return sentences about use above the limits, as after one was lowered."""
         limits, use = self.limits(user), self.use(user)
         return [f"{user} has {row.text(use.of(row.name))} and may have {row.text(limits[row.name])}: nothing is ended, "
                 f"and {row.refused} is not let in until that is below" for row in LIMITS
@@ -253,12 +253,12 @@ class Quotas:
 
 
 def shown(limits: Mapping[str, int | None]) -> dict[str, float | None]:
-    """Return limits or amounts as messages and ``-o json`` carry them: GPUs in GPUs, not in per cent."""
+    """Return limits or amounts in the form of messages and ``-o json``: GPUs in GPUs, not in per cent."""
     return {name: most / WHOLE if name == "gpus" and most is not None else most for name, most in limits.items()}
 
 
 def read_limits(given: object) -> dict[str, int | None]:
-    """Limits from a message: {sessions, memory (bytes), gpus (GPUs), queued, checkpoints (bytes)}, None for no limit.
+    """Read limits from a message: {sessions, memory (bytes), gpus (GPUs), queued, checkpoints (bytes)}, None: no limit.
 
     Raises :class:`UsageError`.
     """

@@ -1,6 +1,6 @@
-"""``quotas/USER``: what a user may have at a time, as an operator set it; ``quotas/@default``: what everybody may.
+"""``quotas/USER``: a user's limits as an operator set them; ``quotas/@default``: the limits of all users.
 
-Pure. What is counted against a limit, and what is refused: :mod:`rgpu.migrate.records.quota_decision`.
+Pure. How use is counted and requests are refused: :mod:`rgpu.migrate.records.quota_decision`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rgpu.migrate.records.schema import SCHEMA, U63, Record, Seconds, decode
 from rgpu.session.errors import Corrupt, UsageError
 
 QUOTAS = "quotas/"
-EVERYBODY = "@default"  #: stands where a user's name does; no user may have such a name
-MOST = 2**63 - 1  #: of any limit
+EVERYBODY = "@default"  #: in place of a user's name; no user may have such a name
+MOST = 2**63 - 1  #: largest value of any limit
 
 _USER = r"\A([A-Za-z0-9][A-Za-z0-9._-]{0,62}|@default)\Z"
 
@@ -24,9 +24,9 @@ LimitName = Annotated[str, Meta(pattern=r"\A[a-z][a-z_]{0,31}\Z")]
 
 
 class QuotaRecord(Record, frozen=True, kw_only=True):
-    """The limits of ``user``, by name; None: no limit; a name that is missing: as for everybody.
+    """Limits of ``user``, by name; None: no limit; a missing name: as for all users.
 
-    Names that this version does not know are kept as they are, and limit nothing.
+    Names that this version does not have are kept as they are, and limit nothing.
     """
 
     v: int = SCHEMA
@@ -41,7 +41,7 @@ class QuotaRecord(Record, frozen=True, kw_only=True):
 
 
 def quota_key(user: str) -> str:
-    """Key of the limits of a user, or of everybody."""
+    """Key of the limits of a user, or of all users."""
     return QUOTAS + user
 
 
@@ -54,7 +54,7 @@ def read_quota(value: bytes, key: str) -> QuotaRecord:
 
 
 def check_quota_user(user: str) -> str:
-    """Return the name, if a user may have it. Raises :class:`UsageError`."""
+    """Return the name, if it is valid for a user. Raises :class:`UsageError`."""
     if user == EVERYBODY or not re.search(_USER, user):
         raise UsageError(f"a user cannot be called {user[:80]!r}: use 1 to 63 letters, digits, '.', '_' and '-', first "
                          "a letter or digit", user=user[:80])

@@ -1,23 +1,23 @@
-"""What a node must do about a session that it holds, given the record it read (OWNERSHIP 1, 2). Pure.
+"""Action of a node on a session that it holds, given the record that it read (OWNERSHIP 1, 2). Pure.
 
-``move.reconcile``, a node's return after it lost the registry, and the adoption of
-workers all ask this. Nothing here guesses: an outcome that the record does not
+It is used by ``move.reconcile``, after the registry was unreachable, and when a restarted daemon takes
+over workers. Nothing here guesses: an outcome that the record does not
 decide leaves a paused session paused.
 
 ========  =====================================================================  ===========
-holds     the record says                                                        do
+holds     the record                                                             action
 ========  =====================================================================  ===========
 incoming  this move committed to this incarnation                                activate
 incoming  this move is still open                                                stay paused
 incoming  anything else                                                          discard
 running   no record, ended, failed, or a higher epoch                            forget
-running   a lower epoch: the registry went back                                  resume (go on)
-running   our epoch and this host owns                                           resume (go on)
-running   our epoch and another host owns: cannot be                             stay paused
+running   a lower epoch: the registry went back                                  resume (run on)
+running   same epoch and this host owns                                          resume (run on)
+running   same epoch and another host owns: impossible                           stay paused
 paused    no record, ended, failed, or a higher epoch                            forget
-paused    our epoch, this host owns, the move is open                            stay paused
-paused    our epoch, this host owns, the move was aborted or there is none       resume
-paused    a lower epoch, or our epoch and another owner                          stay paused
+paused    same epoch, this host owns, the move is open                           stay paused
+paused    same epoch, this host owns, the move was aborted or there is none      resume
+paused    a lower epoch, or the same epoch and another owner                     stay paused
 ========  =====================================================================  ===========
 """
 
@@ -40,18 +40,18 @@ EVENTS: dict[Action, str] = {"activate": "reconcile_activate", "forget": "reconc
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a node has of a session. ``move``: the move it is paused for or incoming by, if any."""
+    """State of a session on a node. ``move``: the move that it is paused for or incoming by, if any."""
 
     host: str
     incarnation: int
     holds: Holds
-    epoch: int  #: of the worker; for incoming: any, it is given one by the commit
+    epoch: int  #: of the worker; for incoming: any, because the commit assigns it
     move: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """``epoch``: the one to serve at, for activate and resume."""
+    """Action on a session. ``epoch``: the epoch to serve at, for activate and resume."""
 
     action: Action
     reason: str
@@ -59,7 +59,7 @@ class Reconciled:
 
 
 def reconcile(record: SessionRecord | None, holding: Holding) -> Reconciled:
-    """See the table above."""
+    """Return the action by the table of the module."""
     if holding.holds == "incoming":
         return _incoming(record, holding)
     if record is None:
@@ -83,7 +83,7 @@ def reconcile(record: SessionRecord | None, holding: Holding) -> Reconciled:
 
 def _incoming(record: SessionRecord | None, holding: Holding) -> Reconciled:
     if record is None or record.move is None or record.move.id != holding.move:
-        return Reconciled("discard", "the registry knows nothing of this move any more")
+        return Reconciled("discard", "the registry no longer has a record of this move")
     move = record.move
     if move.state == "committed" and record.live \
             and (record.owner, record.incarnation) == (holding.host, holding.incarnation):
@@ -94,7 +94,7 @@ def _incoming(record: SessionRecord | None, holding: Holding) -> Reconciled:
 
 
 def _doubtful(holding: Holding, reason: str) -> Reconciled:
-    """What runs goes on with the agent it has (OWNERSHIP 3, 10); what is paused does not start on a doubt."""
+    """Return the action in doubt: a running session continues with its agent (OWNERSHIP 3, 10), a paused one stays."""
     if holding.holds == "running":
         return Reconciled("resume", reason, holding.epoch)
     return Reconciled("stay paused", reason)

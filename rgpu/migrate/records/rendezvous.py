@@ -1,7 +1,7 @@
-"""``communicators/NAME``: which ranks of a communicator have come, and in which sessions they are. Pure.
+"""``communicators/NAME``: the ranks of a communicator that have arrived, and their sessions. Pure.
 
-NAME is the hash of what the ranks share (the unique id, and for children of a communicator how they were made). A rank
-comes once; what it says again changes nothing: to ask how far the others are is to say the same again.
+NAME is the hash of the data that the ranks share (the unique id, and for children of a communicator how they were
+made). A rank arrives once; repeating its request changes nothing, and returns the ranks that have arrived by then.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rgpu.migrate.records.schema import SCHEMA, Name, Record, Seconds, Text, dec
 from rgpu.session.errors import Corrupt, NotPermitted, Refused
 
 COMMUNICATORS = "communicators/"
-MOST_RANKS = 2048  #: of one communicator: its record stays far below the longest
-KEEP_SECONDS = 3600.0  #: that a record stays; ranks know their peers by heart once all have come
+MOST_RANKS = 2048  #: of one communicator, so that its record stays far below the largest size
+KEEP_SECONDS = 3600.0  #: that a record is kept; ranks hold their peers' data once all have arrived
 
 _NAME = r"\A[0-9a-f]{32}\Z"
 U31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-#: (rank, its session, what it shows the others: a u64 as hexadecimal digits)
+#: (rank, its session, its payload for the others: a u64 as hexadecimal digits)
 Arrival = tuple[U31, Name, Annotated[str, Meta(pattern=r"\A[0-9a-f]{1,16}\Z")]]
 
 
 class RendezvousRecord(Record, frozen=True, kw_only=True):
-    """The ranks that have come, of one user's sessions."""
+    """Ranks of a communicator that have arrived, all of one user's sessions."""
 
     v: int = SCHEMA
     name: Annotated[str, Meta(pattern=_NAME)]
@@ -49,9 +49,9 @@ def read_rendezvous(value: bytes, key: str) -> RendezvousRecord:
 
 def come(record: RendezvousRecord | None, *, name: str, user: str, ranks: int, rank: int, session: str, payload: int,
          now: float) -> RendezvousRecord:
-    """Return the record with that rank in it; the same one where it had come.
+    """Return the record with that rank in it; the same record if the rank had arrived already.
 
-    Raises :class:`Refused` where it contradicts those that came, :class:`NotPermitted` for another user's.
+    Raises :class:`Refused` where it contradicts ranks that have arrived, :class:`NotPermitted` for another user's.
     """
     if not 0 <= rank < ranks <= MOST_RANKS:
         raise Refused(f"rank {rank} of {ranks}: a communicator has 1 to {MOST_RANKS} ranks, counted from 0")
@@ -60,8 +60,8 @@ def come(record: RendezvousRecord | None, *, name: str, user: str, ranks: int, r
     if record.user != user:
         raise NotPermitted("that communicator is another user's: ranks of one user only come together")
     if record.ranks != ranks:
-        raise Refused(f"rank {rank} wants a communicator of {ranks} ranks, others said {record.ranks}: all ranks have "
-                      "to give the same number", ranks=record.ranks)
+        raise Refused(f"rank {rank} asks for a communicator of {ranks} ranks, others gave {record.ranks}: all ranks "
+                      "have to give the same number", ranks=record.ranks)
     shown = f"{payload:x}"
     for other, where, what in record.came:
         if other != rank:

@@ -1,27 +1,27 @@
-"""A registry that went back is made to say what is true again: `rgpu pool adopt`, as a pure decision (OWNERSHIP 10).
+"""Repair of a registry that went back: `rgpu pool adopt` as a pure decision (OWNERSHIP 10).
 
-A registry that was restored from a backup, wiped, or exchanged no longer knows
-who owns what. The nodes do: a session is where a worker holds its memory. So
-each node reports what it holds, with the record as it last read it; this module
-compares that with what the registry says now and returns a :class:`Plan`: for
-each session what is to be written, at the highest epoch that anybody has seen
-+ 1, so that every agent accepts it and nothing older can come back. It decides
-nothing where it cannot know:
+A registry that was restored from a backup, wiped, or exchanged no longer names the right
+owners. The nodes determine them: a session is where a worker holds its memory.
+Each node reports the sessions that it holds, with the record as it last read it; this module
+compares the reports with the present records and returns a :class:`Plan`: for
+each session the record to write, at the highest epoch that any process has seen
++ 1, so that every agent accepts it and no older owner can come back. Three cases
+are left to the operator:
 
 * two claims on one session (two hosts hold it, or the registry names another
-  host at an epoch not below the one held): ``keep`` says which;
-* a host that should answer and does not: ``without`` says that it is gone;
+  host at an epoch not below the one held): ``keep`` names the host;
+* a host that should answer and does not: ``without`` declares it lost;
 * a session held by a node that never read its record: ``forget`` gives it up.
 
 =========================================  =====================================================
-who holds it                               what follows
+held by                                    what follows
 =========================================  =====================================================
-one host, exactly as the record says       keep: nothing is written
-one host; the record lies behind, names    own: that host, its incarnation, a new epoch; other
+one host, as in the record                 keep: nothing is written
+one host; the record is older, names       own: that host, its incarnation, a new epoch; other
 another owner before it, or is missing     copies are forgotten
-nobody; its program ended since            end
-nobody, and the record says it runs        recover: as after a loss, from checkpoint and journal
-nobody, and the record says it waits       keep: the leader goes on with it
+no host; its program ended since           end
+no host; on record as running              recover: as after a loss, from checkpoint and journal
+no host; on record as waiting              keep: the leader continues with it
 =========================================  =====================================================
 """
 
@@ -33,14 +33,14 @@ from typing import Literal
 
 from rgpu.migrate.records.schema import U63, U64, KeyRecord, Name, Record, SessionRecord, Text
 
-#: No agent has honestly seen more: a larger epoch in a report is not believed.
+#: Larger epochs in a report are ignored: no real epoch gets near this.
 MOST_EPOCH = 2**40
 
 Action = Literal["keep", "own", "recover", "end", "forget"]
 
 
 class Holding(Record, frozen=True, kw_only=True):
-    """One session as one node has it. ``record``: as the node last read it; None: it never did."""
+    """One session on one node. ``record``: as the node last read it; None: it never did."""
 
     session: Name
     holds: Literal["running", "paused", "incoming"]
@@ -51,10 +51,10 @@ class Holding(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """What one node answered. ``mistrust``: why it does not believe the registry; empty while it does.
+    """Answer of one node. ``mistrust``: why it does not trust the registry; empty while it does.
 
-    ``ended``: sessions whose program ended there, with the epoch; ``seen``: (session, agent's public key, epoch) that
-    agents named when they asked for their owner.
+    ``ended``: sessions whose program ended there, with the epoch; ``seen``: (session, agent's public key, epoch) from
+    agents' requests for their owner.
     """
 
     host: Name
@@ -68,7 +68,7 @@ class Report(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one session. ``record``: to be written over the one at ``revision``; None: nothing is."""
+    """Action on one session. ``record``: to be written over the record at ``revision``; None: nothing is written."""
 
     session: str
     action: Action
@@ -83,12 +83,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``problems``: while there is one, nothing may be done. ``went_back``: why; empty: there is nothing to mend."""
+    """Plan of a repair. ``problems``: with any, nothing may be done. ``went_back``: why; empty: no repair is needed."""
 
     went_back: str
     steps: tuple[Step, ...]
     problems: tuple[str, ...]
-    keys: tuple[KeyRecord, ...]  #: of nodes that answer and are not on record
+    keys: tuple[KeyRecord, ...]  #: keys of nodes that answer and are not on record
 
     @property
     def changes(self) -> list[Step]:
@@ -97,7 +97,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What an operator decided where the facts do not. ``keep``: session: host."""
+    """Decisions of an operator where the reports do not decide. ``keep``: session: host."""
 
     keep: Mapping[str, str] = field(default_factory=dict)
     without: Collection[str] = ()
@@ -106,8 +106,8 @@ class Answers:
 
 def plan(records: Mapping[str, tuple[SessionRecord, int]], reports: Sequence[Report], expected: Collection[str],
          members: Collection[str], answers: Answers, now: float) -> Plan:
-    """``records``: session: (record, mod revision); ``expected``: hosts that should answer; ``members``: names of
-    the node keys on record; ``now``: Unix time, s."""
+    """Plan a repair. ``records``: session: (record, mod revision); ``expected``: hosts that should answer;
+    ``members``: names of the node keys on record; ``now``: Unix time, s."""
     steps: list[Step] = []
     problems = _silent(reports, expected, answers)
     names = set(records) | {held.session for report in reports for held in report.holdings}
@@ -128,7 +128,7 @@ def plan(records: Mapping[str, tuple[SessionRecord, int]], reports: Sequence[Rep
 
 
 def _why(reports: Sequence[Report], records: Mapping[str, tuple[SessionRecord, int]]) -> str:
-    """Why the registry is taken for one that went back: a node does not believe it, or holds more than it knows."""
+    """Return why the registry went back: a node does not trust it, or holds a session at a higher epoch; or empty."""
     for report in reports:
         if report.mistrust:
             return f"{report.host}: {report.mistrust}"
@@ -148,11 +148,11 @@ def _silent(reports: Sequence[Report], expected: Collection[str], answers: Answe
 
 
 class _Undecided(Exception):
-    """The facts do not decide; the message says what would."""
+    """The reports do not decide; the message names the option that would."""
 
 
 class _Session:
-    """One session's facts."""
+    """Reports and record of one session."""
 
     def __init__(self, name: str, known: tuple[SessionRecord, int] | None, reports: Sequence[Report],
                  answers: Answers, now: float) -> None:
@@ -172,12 +172,12 @@ class _Session:
         return self.record.epoch if self.record is not None else 0
 
     def _agents(self) -> set[str]:
-        """Whose word about the session's epoch counts: its own agent's."""
+        """Return the agents whose reports of the session's epoch count: those of its records."""
         known = [self.record, *(held.record for held in self.held)]
         return {record.agent for record in known if record is not None}
 
     def decide(self) -> Step | None:
-        """Raises :class:`_Undecided`."""
+        """Return the action on the session; None: none is needed. Raises :class:`_Undecided`."""
         if not self.claims:
             return self._nobody() if self.record is not None and self.record.live else None
         if self.name in self.answers.forget:
@@ -191,7 +191,7 @@ class _Session:
             return self._step("keep", report.host, record.epoch, "the registry is right about it")
         base = self._base(report, held)
         epoch = self.highest + 1
-        reason = f"adopted from {report.host}, which held it at epoch {held.epoch}; the registry said " + (
+        reason = f"taken over from {report.host}, which held it at epoch {held.epoch}; the registry said " + (
             f"{record.state} at epoch {record.epoch}" if record is not None else "nothing")
         owned = base.replace(
             state="running", owner=report.host, incarnation=report.incarnation, epoch=epoch, move=None, reason=reason,
@@ -199,7 +199,7 @@ class _Session:
         return self._step("own", report.host, epoch, reason, owned, stale)
 
     def _claim(self) -> tuple[Report, Holding]:
-        """Who has it. The registry counts as a claim of another host from the held epoch on."""
+        """Return the host that holds it. The record counts as a claim of another host from the held epoch on."""
         names = [f"{report.host} (epoch {held.epoch}{', its agent attached' if held.attached else ''})"
                  for report, held in self.claims]
         highest = max(held.epoch for _, held in self.claims)
@@ -217,16 +217,16 @@ class _Session:
         raise _Undecided(f"{self.name} is claimed twice: {', '.join(names)}; decide with {holders}")
 
     def _base(self, report: Report, held: Holding) -> SessionRecord:
-        """The newest that is known of the session besides its owner."""
+        """Return the newest record of the session, whose owner may be stale."""
         known = [record for record in (self.record, held.record) if record is not None]
         if not known:
             raise _Undecided(f"{report.host} holds {self.name} and never read its record, and the registry has none: "
-                             f"nobody knows whose it is; give it up with --forget {self.name}")
+                             f"its user is not known; give it up with --forget {self.name}")
         return max(known, key=lambda record: (record.live, record.epoch,
                                               record.checkpoint.position if record.checkpoint else 0))
 
     def _cut(self) -> int:
-        """How far the agent may have cut its journal, by anybody's word."""
+        """Return the position up to which the agent may have cut its journal, by any record."""
         return max((record.journal_from for record in (self.record, *(held.record for held in self.held))
                     if record is not None), default=0)
 

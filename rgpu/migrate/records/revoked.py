@@ -1,4 +1,4 @@
-"""``revoked/KEY``: a key that no node lets in any more, whatever lies in its folder. Written once, never taken back."""
+"""``revoked/KEY``: a key that every node refuses, whatever is in its folder. Written once, never deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REVOKED = "revoked/"
 
 
 class RevokedRecord(Record, frozen=True, kw_only=True):
-    """``name``: what the key was called; ``checkpoint``: what it runs is checkpointed before it is ended."""
+    """Revoked key. ``name``: the key's name; ``checkpoint``: its sessions are checkpointed before they are ended."""
 
     v: int = SCHEMA
     name: Text
@@ -23,5 +23,5 @@ class RevokedRecord(Record, frozen=True, kw_only=True):
 
 
 def revoked_key(public: str) -> str:
-    """Where the registry keeps it; ``public`` in Z85, of which not every character may stand in a key."""
+    """Registry key of a revocation; ``public`` in Z85, of which not every character is allowed in a registry key."""
     return REVOKED + public.encode("ascii").hex()

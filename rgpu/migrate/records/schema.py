@@ -1,9 +1,9 @@
 """The registry's records: keys, values, limits. Pure (docs/developers/registry.md, "Registry").
 
 Values are msgpack maps with a schema version ``v``. A reader takes a newer
-record of the same ``v`` (fields it does not know are ignored) and refuses
-another ``v``. What is read is treated as hostile: sizes, ranges and names are
-checked before a record is believed, errors are :class:`Corrupt`.
+record of the same ``v`` (unknown fields are ignored) and refuses
+another ``v``. Input is not trusted: sizes, ranges and names are
+checked before a record is used, errors are :class:`Corrupt`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_RECORD = 256 * 1024  #: bytes of one encoded record
 MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
-MAX_SHARES = 64  #: sessions that one shares memory with, in all its life
+MAX_SHARES = 64  #: sessions that one session shares memory with, during its whole life
 MAX_PRIORITY = 1000
 MOST_KERNEL_SECONDS = 10_000_000
 
-#: Subjects of history that are no session; no session may have such a name.
+#: Subjects of history other than sessions; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
 
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,6}){0,4}", re.ASCII)
@@ -41,9 +41,10 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 LabelKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/@:+-]{0,63}$")]
 
-#: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
+#: ready: takes sessions. cordoned: keeps its own. draining: is being emptied. unhealthy: its sessions are recovered
+#: elsewhere.
 NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
-#: parked: stopped in favour of another one; a checkpoint and its agent's journal are all that is left of it for now.
+#: parked: stopped in favour of another session; only a checkpoint and its agent's journal exist for now.
 SessionState = Literal["starting", "running", "moving", "recovering", "parked", "failed", "ended"]
 MoveState = Literal["preparing", "ready", "committed", "aborted"]
 
@@ -52,10 +53,10 @@ OPEN_MOVE: frozenset[str] = frozenset({"preparing", "ready"})
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """What all records share."""
+    """Base class of all records."""
 
     def replace(self: R, **changes: Any) -> R:
-        """A copy with other values."""
+        """Return a copy with other values."""
         return msgspec.structs.replace(self, **changes)
 
 
@@ -63,7 +64,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Needs(Record, frozen=True, kw_only=True):
-    """What a device must be to carry the session on: set by the device that it began on.
+    """Requirements on a device that continues a session: set by the device that it began on.
 
     ``kind``: ``cpu`` or ``cuda``; results would differ between them. ``driver_version``: as
     cuDriverGetVersion; a newer one will do.
@@ -75,13 +76,13 @@ class Needs(Record, frozen=True, kw_only=True):
 
 
 class Wants(Record, frozen=True, kw_only=True):
-    """What was asked for beside memory. A session keeps it wherever it goes.
+    """Requirements beside memory. A session keeps them on every host.
 
-    ``compute``: per cent of one device that are promised to it; 0: it counts by its memory alone.
+    ``compute``: promised per cent of one device; 0: it counts by its memory alone.
     ``models``: names of acceptable devices (:func:`rgpu.migrate.scheduling.placement.is_model`); none: any.
     ``anti_affinity``: no two sessions of one group share a host. ``gpus``: devices, all of one host; memory and
-    compute are of each of them. ``client_grace``: seconds that its client's host may be silent; 0: the pool's.
-    ``labels``: for people, to find it by. ``kind``: only devices of that kind; empty: of any.
+    compute are for each of them. ``client_grace``: seconds that its client's host may be silent; 0: the pool's.
+    ``labels``: for people, to search by. ``kind``: only devices of that kind; empty: of any.
     """
 
     compute: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -95,10 +96,10 @@ class Wants(Record, frozen=True, kw_only=True):
 
 
 class DeviceRecord(Record, frozen=True, kw_only=True):
-    """One device of a node. ``memory``: bytes that sessions may use in all.
+    """Device of a node. ``memory``: bytes that sessions may use in all.
 
-    ``free_memory`` is what the node saw last, for people; placement counts the quotas in the
-    session records instead, which cannot be late. ``facts``: what the client is told (opaque here).
+    ``free_memory`` is the node's last reading, for people; placement counts the quotas in the
+    session records instead, which are never late. ``facts``: device properties for the client (opaque here).
     """
 
     device: Name  #: cpu:0, cuda:1
@@ -117,16 +118,16 @@ class DeviceRecord(Record, frozen=True, kw_only=True):
         return self.device.partition(":")[0]
 
     def needs(self) -> Needs:
-        """What a session that begins on this device will need from every later one."""
+        """Return the requirements of a session that begins on this device on every later one."""
         return Needs(kind=self.kind, compute_capability=self.compute_capability, driver_version=self.driver_version)
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
-    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
+    """Node: ``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
 
-    ``store``: where its checkpoints lie; nodes that say the same see each other's. Empty: not known. ``secret``: mark
-    of the newest of the pool's secrets on record, if it holds that (:mod:`rgpu.migrate.records.secrets`).
-    ``checks_agents``: it takes tickets that agents make with their own keys; the previous version does not.
+    ``store``: where its checkpoints are; nodes with the same store read each other's. Empty: not known. ``secret``:
+    mark of the newest of the pool's secrets on record, if the node holds it (:mod:`rgpu.migrate.records.secrets`).
+    ``checks_agents``: it accepts tickets that agents make with their own keys; the previous version does not.
     """
 
     v: int = SCHEMA
@@ -145,29 +146,29 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     checks_agents: bool = False
 
     def device(self, name: str) -> DeviceRecord | None:
-        """Return the record of a device by its name; None: the node has none such."""
+        """Return the record of a device by its name; None: the node has no such device."""
         return next((device for device in self.devices if device.device == name), None)
 
     def all_of(self, name: str) -> list[DeviceRecord]:
-        """The devices of a session, in its order; empty where the node lacks one of them."""
+        """Return the devices of a session, in its order; empty where the node lacks one of them."""
         found = [self.device(one) for one in parts(name)]
         return [device for device in found if device is not None] if all(found) else []
 
 
 class CheckpointName(Record, frozen=True, kw_only=True):
-    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``."""
+    """Durable checkpoint: the state at journal position ``position``, taken at ``epoch``."""
 
     name: Name
     position: U63
     epoch: U63
     created: Seconds = 0.0
     bytes: U63 = 0
-    cut: Text = ""  #: the same for sessions that share communicators, whose moment it was, too; empty: of it alone
-    put_off: U63 = 0  #: attempts in vain to come to that moment
+    cut: Text = ""  #: consistent cut of sessions that share communicators, equal for all; empty: taken alone
+    put_off: U63 = 0  #: failed attempts at that cut
 
 
 class MoveRecord(Record, frozen=True, kw_only=True):
-    """A move; its state decides who owns the session (OWNERSHIP 2)."""
+    """Move; its state decides which node owns the session (OWNERSHIP 2)."""
 
     id: Name
     source: Name
@@ -180,9 +181,9 @@ class MoveRecord(Record, frozen=True, kw_only=True):
 
 
 class Failure(Record, frozen=True, kw_only=True):
-    """A loss of the session's server. ``position``: how far its calls were applied, as last known.
+    """Loss of the session's server. ``position``: how far its calls were applied, as last known.
 
-    ``epoch``: the one that was lost; an epoch is lost once, however often somebody notices it (0: not known).
+    ``epoch``: the epoch that was lost; an epoch is lost once, however often that is reported (0: not known).
     ``begun``: the last call begun. ``complete``: every call ≤ it was complete. (:mod:`rgpu.migrate.records.losses`)
     """
 
@@ -197,7 +198,7 @@ class Failure(Record, frozen=True, kw_only=True):
 
 
 class Program(Record, frozen=True, kw_only=True):
-    """The client process, for people and for recognising a repeated creation."""
+    """Client process, for people and to recognise a repeated creation."""
 
     pid: U63 = 0
     command: Text = ""
@@ -205,7 +206,7 @@ class Program(Record, frozen=True, kw_only=True):
 
 
 class Parked(Record, frozen=True, kw_only=True):
-    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its checkpoint lies."""
+    """Place and epoch of a session before it was parked, and in whose favour. ``store``: where its checkpoint is."""
 
     host: Name
     device: Text
@@ -216,12 +217,12 @@ class Parked(Record, frozen=True, kw_only=True):
 
 
 class SessionRecord(Record, frozen=True, kw_only=True):
-    """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device.
+    """Session: ``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes per device.
 
-    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`). ``user``: whom it belongs to; the previous
-    version wrote none: then it belongs to the user of the key ``agent``. ``run``: the name of its run, whose sessions
-    share the memory and compute of one of them on a device; empty (as the previous version wrote it): it shares with
-    nobody. ``proves_key``: its agent makes its own tickets, and those of the pool's secret open it no more.
+    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`). ``user``: the user that it belongs to; the
+    previous version wrote none: then it belongs to the user of the key ``agent``. ``run``: the name of its run, whose
+    sessions share the memory and compute of one of them on a device; empty (as the previous version wrote it): it does
+    not share. ``proves_key``: its agent makes its own tickets, and tickets made with the pool's secret are refused.
     """
 
     v: int = SCHEMA
@@ -235,7 +236,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     device: Text
     needs: Needs = Needs()
     checkpoint: CheckpointName | None = msgspec.field(default=None, name="image")  #: on disk: image
-    older: Annotated[list[CheckpointName], Meta(max_length=MAX_OLDER)] = []  #: those it named before, newest first
+    older: Annotated[list[CheckpointName], Meta(max_length=MAX_OLDER)] = []  #: earlier checkpoints, newest first
     cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the checkpoint's position
     move: MoveRecord | None = None
     recover: bool = True
@@ -246,17 +247,17 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     reason: Text = ""
     failures: Annotated[list[Failure], Meta(max_length=16)] = []
     wants: Wants = Wants()
-    moved: Seconds = 0.0  #: when it was moved last
-    ended: Seconds = 0.0  #: when; 0: it did not, or by an earlier version
-    exit_code: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  #: of its program; None: not known
-    silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, as far as is known
+    moved: Seconds = 0.0  #: time of its last move
+    ended: Seconds = 0.0  #: time of its end; 0: it has not ended, or under an earlier version
+    exit_code: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  #: of its program; None: unknown
+    silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, or that is not known
     parked: Parked | None = None
     user: Text = ""
     run: Text = ""
-    gang: Annotated[str, Meta(max_length=64)] = ""  #: that it is a member of; empty: of none, as the version before
+    gang: Annotated[str, Meta(max_length=64)] = ""  #: its gang; empty: none, as in the previous version
     rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0  #: its first rank in the gang
     proves_key: bool = False
-    #: sessions that it shares device memory with, or did: it cannot be brought back by itself
+    #: sessions that it shares or shared device memory with: it cannot be brought back alone
     shares: Annotated[list[Name], Meta(max_length=MAX_SHARES)] = []
 
     @property
@@ -266,13 +267,13 @@ class SessionRecord(Record, frozen=True, kw_only=True):
 
     @property
     def journal_from(self) -> int:
-        """The position up to which the agent may have cut its journal."""
+        """Position up to which the agent may have cut its journal."""
         named = self.checkpoint.position if self.checkpoint is not None else 0
         return self.cut if self.cut is not None else named
 
     @property
     def usable_checkpoints(self) -> list[CheckpointName]:
-        """Checkpoints that the kept journal can follow, newest first."""
+        """Checkpoints that the kept journal reaches back to, newest first."""
         if self.checkpoint is None:
             return []
         older = [found for found in self.older if found.name != self.checkpoint.name]
@@ -284,15 +285,15 @@ class SessionRecord(Record, frozen=True, kw_only=True):
 
     @property
     def open_move(self) -> MoveRecord | None:
-        """The move that is not decided yet."""
+        """Move that is not decided yet; None: there is none."""
         return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
 
 
 class GangAsk(Record, frozen=True, kw_only=True):
-    """What a run brings to a gang: ``ranks`` of the ``of`` that the gang has in all.
+    """Part of a run in a gang: ``ranks`` of the gang's ``of`` ranks in all.
 
-    ``spread``: each rank is one device of one list over several hosts; a member has all of them on its host.
-    ``deadline``: seconds that the gang's other runs may take to come, above 0.
+    ``spread``: each rank is one device of one list over several hosts; a member has all devices on its host.
+    ``deadline``: seconds within which the gang's other runs must arrive, above 0.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=56)]
@@ -303,10 +304,10 @@ class GangAsk(Record, frozen=True, kw_only=True):
 
 
 class QueueRecord(Record, frozen=True, kw_only=True):
-    """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
+    """Request that waits for a place: ``queue/NAME``. ``quota``: bytes. ``host``: the requested host, or empty.
 
-    It goes when the session is made (in the same transaction), or when its client went away. ``user``: as a session's.
-    ``gang``: it asks for ranks of a gang; ``quota`` and ``wants`` are of each.
+    It is deleted when the session is made (in the same transaction), or when its client is gone. ``user``: as a
+    session's. ``gang``: it asks for ranks of a gang; ``quota`` and ``wants`` are for each.
     """
 
     v: int = SCHEMA
@@ -325,7 +326,7 @@ class QueueRecord(Record, frozen=True, kw_only=True):
 
 
 class LeaderRecord(Record, frozen=True, kw_only=True):
-    """``election/leader``, under the leader's lease; its create revision is the leader revision."""
+    """Elected leader: ``election/leader``, under the leader's lease; its create revision is the leader revision."""
 
     v: int = SCHEMA
     host: Name
@@ -333,10 +334,10 @@ class LeaderRecord(Record, frozen=True, kw_only=True):
 
 
 class HostRecord(Record, frozen=True, kw_only=True):
-    """``hosts/HOST``, under no lease: what an operator decided about a host outlives its daemon. Absent: ready.
+    """Decisions of operators about a host: ``hosts/HOST``, under no lease, so that they outlive its daemon.
 
-    ``joined``: since when its daemon is in the pool; 0: it left with a word, or an earlier version let it in.
-    ``lost``: since when it is gone without a word; 0: it is not, as far as is known.
+    Absent: ready. ``joined``: since when its daemon is in the pool; 0: it left on its own, or joined under an earlier
+    version. ``lost``: since when it is lost (it did not leave on its own); 0: it is not, as far as known.
     """
 
     v: int = SCHEMA
@@ -349,10 +350,10 @@ class HostRecord(Record, frozen=True, kw_only=True):
 
 
 class PoolRecord(Record, frozen=True, kw_only=True):
-    """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for.
+    """Settings of the pool: ``pool/settings``. ``paused``: the leader begins nothing without a user's request.
 
-    ``rebalance``: whether sessions are moved by themselves to make room; None: only where the registry is etcd.
-    ``default_gpus``: what a session gets that asks neither for memory nor for GPUs, as ``rgpu run --gpus`` takes it;
+    ``rebalance``: whether sessions are moved automatically to make room; None: only where the registry is etcd.
+    ``default_gpus``: GPUs of a session that asks neither for memory nor for GPUs, as ``rgpu run --gpus`` takes them;
     empty: one GPU where the devices are GPUs (:func:`rgpu.migrate.leader.requests.with_default`).
     """
 
@@ -360,13 +361,13 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     paused: bool = False
     rebalance: bool | None = None
     default_gpus: Annotated[str, Meta(max_length=16)] = ""
-    max_kernel_seconds: Annotated[int, Meta(ge=0, le=MOST_KERNEL_SECONDS)] = 0  #: a session is ended for more; 0: none
+    max_kernel_seconds: Annotated[int, Meta(ge=0, le=MOST_KERNEL_SECONDS)] = 0  #: of a kernel; 0: no limit
     reason: Text = ""
     changed: Seconds = 0.0
 
 
 class IdentityRecord(Record, frozen=True, kw_only=True):
-    """``pool/identity``: which pool this registry holds, by the id in its ``pool.json``."""
+    """Identity of the pool in this registry: ``pool/identity``, with the id in its ``pool.json``."""
 
     v: int = SCHEMA
     pool: Name
@@ -374,9 +375,9 @@ class IdentityRecord(Record, frozen=True, kw_only=True):
 
 
 class KeyRecord(Record, frozen=True, kw_only=True):
-    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from.
+    """Public key that every node accepts: ``keys/NAME``. ``origin``: the folder that it was published from.
 
-    ``user``: whose key it is; empty: of the user called NAME.
+    ``user``: the key's user; empty: the user called NAME.
     """
 
     v: int = SCHEMA
@@ -388,9 +389,9 @@ class KeyRecord(Record, frozen=True, kw_only=True):
 
 
 class InvitationRecord(Record, frozen=True, kw_only=True):
-    """``invitations/NAME``. ``used_by``: public key of the node or user that it let in; empty: nobody yet.
+    """Invitation: ``invitations/NAME``. ``used_by``: public key of the node or user that used it; empty: none yet.
 
-    ``role``, ``member``: of whom it lets in; ``host``: the only host that may use it, if that is a node.
+    ``role``, ``member``: those of its user; ``host``: the only host that may use it, if it is for a node.
     """
 
     v: int = SCHEMA
@@ -405,7 +406,7 @@ class InvitationRecord(Record, frozen=True, kw_only=True):
 
 
 class HistoryRecord(Record, frozen=True, kw_only=True):
-    """``history/SUBJECT/…``: one decision and why, written in the transaction that made it true.
+    """Decision in the history: ``history/SUBJECT/…``, with its reason, written in the transaction that made it.
 
     The subject is a session (``session``), a host (``host``) or, with neither, the pool.
     """
@@ -418,13 +419,13 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     reason: Text
     epoch: U63 = 0
     owner: Name | None = None
-    leader: U63 = 0  #: leader revision of who decided; 0: the session's own node
-    actor: Text = ""  #: on whose word; empty: nobody asked, the pool decided by itself
-    user: Text = ""  #: whose session it is
+    leader: U63 = 0  #: revision of the leader that decided; 0: the session's own node decided
+    actor: Text = ""  #: user on whose request; empty: the pool decided on its own
+    user: Text = ""  #: user of the session
 
 
 def encode(record: Record) -> bytes:
-    """The registry's value. Raises :class:`ValueError` above MAX_RECORD."""
+    """Encode a record as a value. Raises :class:`ValueError` above MAX_RECORD."""
     data = msgspec.msgpack.encode(record)
     if len(data) > MAX_RECORD:
         raise ValueError(f"a {type(record).__name__} of {len(data)} bytes; {MAX_RECORD} are allowed")
@@ -432,13 +433,13 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes, kind: type[R], key: str) -> R:
-    """The checked record. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
+    """Decode and check a record. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
     if len(data) > MAX_RECORD:
         raise Corrupt(f"{key}: a record of {len(data)} bytes", offset=0, reason="size", key=key)
     try:
         version = msgspec.msgpack.decode(data, type=_Version).v
         if version != SCHEMA:
-            raise VersionMismatch(f"{key} has schema {version}; this program knows {SCHEMA}", found=version,
+            raise VersionMismatch(f"{key} has schema {version}; this program reads {SCHEMA}", found=version,
                                   known=SCHEMA)
         record = msgspec.msgpack.decode(data, type=kind)
         _check(record)
@@ -452,7 +453,7 @@ class _Version(msgspec.Struct):
 
 
 def _check(record: Record) -> None:
-    """What types cannot say. Raises :class:`ValueError`."""
+    """Check constraints that types do not express. Raises :class:`ValueError`."""
     if isinstance(record, SessionRecord):
         _match(_SESSION, record.name, "session name")
         if record.live and record.owner is None:
@@ -485,7 +486,7 @@ def _match(pattern: re.Pattern[str], value: str, what: str) -> None:
 
 
 def check_session_name(name: str) -> str:
-    """The name, if a session may have it. Raises :class:`UsageError`."""
+    """Return the name, if it is valid for a session. Raises :class:`UsageError`."""
     if not _SESSION.fullmatch(name):
         raise UsageError(f"a session cannot be called {name!r}: use 1 to 64 letters, digits, dots, dashes and "
                          "underscores, beginning with a letter or digit", name=name)
@@ -493,7 +494,7 @@ def check_session_name(name: str) -> str:
 
 
 def check_host_name(host: str) -> str:
-    """The name, if a node may have it. Raises :class:`UsageError`."""
+    """Return the name, if it is valid for a node. Raises :class:`UsageError`."""
     if not _HOST.fullmatch(host):
         raise UsageError(f"a host cannot be called {host!r}: use letters, digits, dots, dashes and underscores",
                          host=host)

@@ -1,6 +1,6 @@
-"""``pool/secrets``: which generations of the pool's secret count, and since when. No secret stands in the registry.
+"""``pool/secrets``: the generations of the pool's secret that are valid. The registry contains no secret itself.
 
-A secret is named by its *mark*, a hash of it: a node knows by it whether what it holds, or was given, is the one meant.
+A secret is named by its *mark*, a hash of it, by which a node identifies a secret that it holds or was given.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Phase = Literal["settled", "spreading", "overlap"]
 
 
 class Named(Record, frozen=True, kw_only=True):
-    """A generation of the secret, by its number and mark."""
+    """Generation of the secret, by its number and mark."""
 
     number: Generation
     mark: Mark
 
 
 class SecretsRecord(Record, frozen=True, kw_only=True):
-    """What the phases mean stands in :mod:`rgpu.migrate.membership.rotation`.
+    """Generations and phase of a rotation; the phases are described in :mod:`rgpu.migrate.membership.rotation`.
 
-    ``old``: settled: the only one. ``new``: set in the other phases. ``overlap``: s that both are to count; ``until``:
-    when the old one counts no more (Unix s), in the overlap. ``holder``: the host where the new one was made.
+    ``old``: settled: the only one. ``new``: set in the other phases. ``overlap``: s for which both are valid;
+    ``until``: end of the old one (Unix s), in the overlap. ``holder``: the host where the new one was made.
     """
 
     v: int = SCHEMA

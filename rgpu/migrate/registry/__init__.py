@@ -1,1 +1,1 @@
-"""The registry: keys and values with leases, watches and transactions, embedded or in etcd. It knows no key."""
+"""The registry: keys and values with leases, watches and transactions, embedded or in etcd; keys are opaque."""

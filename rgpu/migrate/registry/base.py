@@ -1,16 +1,16 @@
-"""The registry: what every implementation promises (docs/developers/registry.md, "The registry").
+"""The registry: the contract of every implementation (docs/developers/registry.md, "The registry").
 
-A small ordered key-value store with one revision number over all keys, as etcd
-has it: every transaction that changes something raises the revision by one and
-gives it to all it changed. Reads are linearizable: an answer holds everything
-that was acknowledged to anybody before the read began.
+A small ordered key-value store with one revision number over all keys, as in etcd:
+every transaction that changes something raises the revision by one, and the new
+revision is that of all keys that it changed. Reads are linearizable: an answer contains every
+change that was acknowledged to any client before the read began.
 
 Errors
     :class:`Conflict`         from :meth:`Registry.put_if`: a compare did not hold
     :class:`PoolUnavailable`  the registry cannot be reached; nothing was changed
-    :class:`UnknownOutcome`   a change was sent and happened or did not: unknown
+    :class:`UnknownOutcome`   a change was sent; it is not known whether it happened
     :class:`NotFound`         the lease has expired or was revoked
-    :class:`Compacted`        the watch asks for changes that are no longer kept
+    :class:`Compacted`        the changes that the watch asks for are no longer kept
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Protocol
 
 from rgpu.session.errors import Conflict, RgpuError, UnknownOutcome
 
-#: Limits of one transaction: those of etcd's defaults, so that no caller grows past them.
+#: Limits of one transaction: etcd's defaults, enforced for every implementation.
 MAX_OPERATIONS = 128
 MAX_REQUEST = 1_500_000  #: bytes of keys and values
 MAX_KEY = 1024  #: bytes
 
 
 class Compacted(Exception):
-    """The changes asked for are not kept any more: list again and watch from there.
+    """The requested changes are no longer kept: list again and watch from there.
 
-    No error of the tree in ``session/errors.py``: it is an answer that every watcher handles, and
+    Not part of the error tree in ``session/errors.py``: every watcher handles it, and it
     never crosses a wire or reaches a user. ``oldest``: the first revision that is still kept.
     """
 
@@ -41,16 +41,16 @@ class Compacted(Exception):
 
 
 class Target(Enum):
-    """What of an entry a compare looks at."""
+    """Property of an entry that a compare reads."""
 
     MOD = "mod_revision"
-    CREATE = "create_revision"  #: 0 stands for "there is no such key"
+    CREATE = "create_revision"  #: 0: the key does not exist
     VALUE = "value"
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Holds when ``target`` of the entry equals ``operand``; an absent key has revisions 0 and no value."""
+    """Condition that ``target`` of the entry equals ``operand``; an absent key has revisions 0 and no value."""
 
     key: str
     target: Target
@@ -58,12 +58,12 @@ class Compare:
 
 
 def unchanged(key: str, mod_revision: int) -> Compare:
-    """The entry is the one that was read (0: it was absent)."""
+    """Compare: the entry was not changed since it was read (0: it was absent)."""
     return Compare(key, Target.MOD, mod_revision)
 
 
 def created(key: str, create_revision: int) -> Compare:
-    """The key has existed without a gap since it was created at that revision (0: it is absent)."""
+    """Compare: the key has existed without a gap since its creation at that revision (0: it is absent)."""
     return Compare(key, Target.CREATE, create_revision)
 
 
@@ -79,7 +79,7 @@ def has_value(key: str, value: bytes) -> Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """``lease`` 0: none. A put without the lease detaches the key from the one it had, as in etcd."""
+    """Operation: set a key. ``lease`` 0: none; a put without the key's lease detaches it from that, as in etcd."""
 
     key: str
     value: bytes
@@ -117,8 +117,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """``revision``: the registry's after the transaction. ``entries``: what the compared keys
-    held when a compare failed (None: absent); empty after success."""
+    """Result of a transaction. ``revision``: the registry's after it. ``entries``: the compared keys' entries
+    when a compare failed (None: absent); empty after success."""
 
     succeeded: bool
     revision: int
@@ -127,7 +127,7 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One key's change. A deletion has ``entry`` None."""
+    """Change of one key. A deletion has ``entry`` None."""
 
     key: str
     entry: Entry | None
@@ -142,14 +142,14 @@ class Change:
 
 
 class Registry(Protocol):
-    """See the module docstring. One object serves one event loop."""
+    """Interface of a registry (see the module docstring). One object serves one event loop."""
 
     @property
     def cluster_id(self) -> str:
-        """Names this registry's data; another one means that somebody replaced them (OWNERSHIP 10)."""
+        """Name of this registry's data; another name means that the data were replaced (OWNERSHIP 10)."""
 
     async def revision(self) -> int:
-        """The revision of the last change, read linearizably."""
+        """Return the revision of the last change, read linearizably."""
 
     async def get(self, key: str) -> Entry | None:
         """Return a key's entry, read linearizably; None: it does not exist. Raises :class:`PoolUnavailable`."""
@@ -158,32 +158,32 @@ class Registry(Protocol):
         """Return all entries under a prefix as of one revision. Raises :class:`PoolUnavailable`."""
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-        """If every compare holds, apply all operations at once, else none.
+        """Apply all operations at once if every compare holds, else none.
 
         Raises :class:`ValueError` for more than MAX_OPERATIONS, a key twice, or too many bytes;
         :class:`NotFound` for an expired lease in a put.
         """
 
     async def put_if(self, compare: Compare, value: bytes, lease: int = 0) -> int:
-        """Put ``compare.key`` if the compare holds; the new revision. Raises :class:`Conflict`."""
+        """Put ``compare.key`` if the compare holds; return the new revision. Raises :class:`Conflict`."""
 
     async def lease_grant(self, ttl: float) -> int:
-        """A lease that ends ``ttl`` seconds after its last acknowledged keep-alive, or later, never earlier.
+        """Grant a lease that ends ``ttl`` seconds after its last acknowledged keep-alive or later, never earlier.
 
-        etcd grants whole seconds, has a shortest lease, and looks for ended ones twice a second.
+        Returns its id. etcd grants whole seconds, has a shortest lease, and checks for ended ones twice a second.
         """
 
     async def keepalive(self, lease: int) -> float:
-        """Renew; the seconds now granted. Raises :class:`NotFound` when it has ended."""
+        """Renew a lease; return the seconds now granted. Raises :class:`NotFound` when it has ended."""
 
     async def lease_revoke(self, lease: int) -> None:
         """End the lease and delete its keys; an ended one is no error."""
 
     def watch(self, prefix: str, from_revision: int = 0) -> AsyncIterator[Change]:
-        """Every change from ``from_revision`` on (0: from now), in order, none twice, none missed.
+        """Yield every change from ``from_revision`` on (0: from now), in order, none twice, none missed.
 
-        Raises :class:`Compacted` where they are no longer kept. Ordered, but not linearizable: a
-        change may be read by :meth:`get` before its event arrives.
+        Raises :class:`Compacted` where they are no longer kept. The order is kept, but a watch is not
+        linearizable: a change may be read by :meth:`get` before its event arrives.
         """
 
     async def compact(self, revision: int) -> None:
@@ -194,7 +194,7 @@ class Registry(Protocol):
 
 
 def check_txn(compares: Sequence[Compare], operations: Sequence[Operation]) -> None:
-    """The limits that every implementation enforces alike. Raises :class:`ValueError`."""
+    """Check the limits that every implementation enforces. Raises :class:`ValueError`."""
     if len(compares) > MAX_OPERATIONS or len(operations) > MAX_OPERATIONS:
         raise ValueError(f"{len(compares)} compares and {len(operations)} operations; {MAX_OPERATIONS} of each allowed")
     keys = [operation.key for operation in operations]
@@ -209,19 +209,19 @@ def check_txn(compares: Sequence[Compare], operations: Sequence[Operation]) -> N
 
 
 def require(result: TxnResult, what: str) -> int:
-    """The revision of a transaction that must have succeeded. Raises :class:`Conflict`."""
+    """Return the revision of a transaction that must have succeeded. Raises :class:`Conflict`."""
     if not result.succeeded:
         raise Conflict(f"{what}: the registry changed since it was read", keys=sorted(result.entries))
     return result.revision
 
 
 async def txn_certain(registry: Registry, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
-    """:meth:`Registry.txn` whose outcome is known when it returns: an unknown one is read back.
+    """Call :meth:`Registry.txn`, and read an unknown outcome back, so that it is known on return.
 
-    Sound only when the compares name the revision of a key that is put (as every change of a
-    record does): repeating the same compare-and-swap can then not apply it twice. A failed
-    repetition is a success if the registry holds exactly our values. Raises
-    :class:`UnknownOutcome` when the registry does not answer the question either.
+    Sound only when the compares name the revision of a key that is put (as in every change of a
+    record): repeating the same compare-and-swap can then not apply it twice. A failed
+    repetition is a success if the registry holds exactly the values of ``operations``. Raises
+    :class:`UnknownOutcome` when the registry does not answer the read either.
     """
     changed = {operation.key for operation in operations}
     if not any(c.target is not Target.VALUE and c.key in changed for c in compares):

@@ -1,4 +1,4 @@
-"""The time that leases are judged by: CLOCK_BOOTTIME and the boot it belongs to (OWNERSHIP 4, 11)."""
+"""The clock of leases: CLOCK_BOOTTIME, and the id of the boot it belongs to (OWNERSHIP 4, 11)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NANOSECOND = 1_000_000_000
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Identifies this boot of the kernel: clock readings of another one mean nothing."""
+    """Return the id of this boot of the kernel: clock readings of another boot are not comparable."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @lru_cache(maxsize=1)
 def _namespace_offset() -> int:
-    """ns that this process's time namespace adds to the host's boot clock (time_namespaces(7))."""
+    """Return the ns that this process's time namespace adds to the host's boot clock (time_namespaces(7))."""
     try:
         lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     except OSError:
@@ -30,5 +30,5 @@ def _namespace_offset() -> int:
 
 
 def boot_time_ns() -> int:
-    """The host's CLOCK_BOOTTIME in ns: goes on during suspend, cannot be set, the same in every container."""
+    """Return the host's CLOCK_BOOTTIME in ns: it runs during suspend, cannot be set, is equal in every container."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - _namespace_offset()

@@ -1,12 +1,12 @@
-"""The embedded registry for an event loop: the file behind threads (OWNERSHIP 11).
+"""The embedded registry for an event loop: the file is used from threads (OWNERSHIP 11).
 
-One thread runs what the caller asks, one after the other, so that an fsync
-never holds the loop. One more, started with the first watch, wakes the watches
-when a process has committed or a lease has ended; they read the change log at
-their own pace. The kernel tells it of commits (:attr:`Store.sign_path`). It looks
-by itself (``PRAGMA data_version``: a look at shared memory) every two seconds, for
-a writer that was stopped right behind its commit, and every 20 ms where the
-kernel tells nothing.
+One thread runs the callers' requests one after the other, so that an fsync
+never blocks the loop. A second thread, started with the first watch, wakes the watches
+when a process has committed or a lease has ended; they then read the change log
+independently of each other. It is woken by the kernel's notice of commits
+(:attr:`Store.sign_path`, inotify). It also polls (``PRAGMA data_version``, a read of
+shared memory): every two seconds, because a writer may be suspended right after its
+commit, and every 20 ms where inotify is not available.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rgpu.session.errors import PoolUnavailable, RgpuError
 
 log = structlog.get_logger(__name__)
 
-POLL_SECONDS = 0.02  #: between two looks where the kernel tells nothing
-LOOK_SECONDS = 2.0  #: and where it does
-TOGETHER_SECONDS = 0.005  #: commits that follow one another so closely wake the watches once
+POLL_SECONDS = 0.02  #: between two polls without inotify
+LOOK_SECONDS = 2.0  #: between two polls with inotify
+TOGETHER_SECONDS = 0.005  #: commits within this time wake the watches once
 
 T = TypeVar("T")
 
@@ -50,11 +50,11 @@ class EmbeddedRegistry:
         self._watches: set[asyncio.Event] = set()
         self._poller: threading.Thread | None = None
         self._closing = threading.Event()
-        self._closer = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  #: readable once it closes
+        self._closer = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  #: readable once the registry closes
 
     @classmethod
     async def open(cls, path: Path | str) -> EmbeddedRegistry:
-        """Open, or create, the registry's file. Raises as :class:`Store` does."""
+        """Open, or create, the registry's file. Raises what :class:`Store` raises."""
         executor = ThreadPoolExecutor(1, "registry")
         try:
             store = await asyncio.get_running_loop().run_in_executor(executor, Store, Path(path))
@@ -64,7 +64,7 @@ class EmbeddedRegistry:
         return cls(store, executor)
 
     async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        """In the registry's thread. A caller that is cancelled does not know the outcome."""
+        """Run a function in the registry's thread. The outcome for a cancelled caller is not known."""
         if self._closing.is_set():
             raise PoolUnavailable(f"the registry at {self.path} is closed")
         return await self._loop.run_in_executor(self._executor, function, *arguments)
@@ -138,7 +138,7 @@ class EmbeddedRegistry:
     # -- the poller -------------------------------------------------------------
     def _start_poller(self) -> None:
         if self._poller is None:
-            # Watched from before the first look on: nothing can be committed unseen between them.
+            # The watch begins before the first read, so that no commit is missed between them.
             self._poller = threading.Thread(target=self._poll, args=(_signs(self._store),), daemon=True,
                                             name="registry-poll")
             self._poller.start()
@@ -150,12 +150,12 @@ class EmbeddedRegistry:
     def _poll(self, signs: FileWatch | None) -> None:
         """Wake the watches after every commit of any process, and end leases that are over.
 
-        It has a connection of its own: data_version tells only what *others* committed. A registry
-        that cannot be read wakes them as well, so that they meet the error themselves.
+        It has a connection of its own, because data_version changes only by commits of *other* connections. A
+        registry that cannot be read also wakes the watches, so that they raise the error themselves.
         """
         store: Store | None = None
         seen: int = -1
-        expiry: int | None = 0  # looked at first
+        expiry: int | None = 0  # read in the first turn
         try:
             while self._pause(signs, expiry):
                 try:
@@ -164,7 +164,7 @@ class EmbeddedRegistry:
                         expiry = store.next_expiry()  # it may have been renewed, which is no commit
                         if expiry is not None and expiry <= boot_time_ns():
                             store.expire()
-                            seen = -1  # our own commit does not change our data_version
+                            seen = -1  # a commit of this connection does not change its data_version
                     version = store.data_version()
                     if version == seen:
                         continue
@@ -182,7 +182,7 @@ class EmbeddedRegistry:
                 signs.close()
 
     def _pause(self, signs: FileWatch | None, expiry: int | None) -> bool:
-        """Until something may have been committed, or a lease (``expiry``, ns) is over; False: the registry closes."""
+        """Wait for a possible commit, or the end of a lease (``expiry``, ns); False: the registry closes."""
         if signs is None:
             return not self._closing.wait(POLL_SECONDS)
         seconds = LOOK_SECONDS
@@ -199,7 +199,7 @@ class EmbeddedRegistry:
 
 
 def _signs(store: Store) -> FileWatch | None:
-    """What tells of commits; None where the kernel tells nothing."""
+    """Return the inotify watch for commits; None where inotify is not available."""
     signs = None
     try:
         signs = FileWatch()

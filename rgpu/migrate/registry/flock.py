@@ -1,4 +1,4 @@
-"""A lock between processes that waits only so long: the kernel drops it when its holder dies, not when it is frozen."""
+"""A lock between processes with a timeout: the kernel releases it when its holder dies, not while that is frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rgpu.session.errors import PoolUnavailable
 
 @contextmanager
 def held(fd: int, seconds: float, nap: float, what: str, path: Path) -> Iterator[None]:
-    """The flock of an open file; two looks are at most ``nap`` seconds apart, by chance, so that none is always late.
+    """Hold the flock of an open file. Tries are at most ``nap`` seconds apart, at random, so that no process starves.
 
     Raises :class:`PoolUnavailable` when another process holds it, and with it ``what`` (at ``path``), for ``seconds``.
     """

@@ -1,12 +1,12 @@
-"""Is this still the registry that was seen before (OWNERSHIP 10)?
+"""Check that this is still the registry that was seen before (OWNERSHIP 10).
 
 A registry that was restored from a backup, wiped, or exchanged for another one
-says things that are over: epochs below those that agents have seen, sessions
-that ended, no session where one runs. A node that acted on it would start a session twice,
-or forgets one that runs. So a node remembers, in a file of its own, the data's
-identity and the highest revision that it was told, and when those go back it
-treats the registry as one that does not answer (:class:`PoolUnavailable` with
-``reason`` "went back"): what runs goes on with its attached agents, and
+contains stale records: epochs below those that agents have seen, sessions
+that ended, no record of a session that runs. A node that acted on it would start a session twice,
+or forget one that runs. A node therefore records, in a file of its own, the data's
+identity and the highest revision that it has read. When the identity changes or the revision goes back,
+the registry is treated as one that does not answer (:class:`PoolUnavailable` with
+``reason`` "went back"): running sessions continue with their attached agents, and
 nothing is placed, moved, published, cut or forgotten until a person decides.
 """
 
@@ -24,22 +24,22 @@ from rgpu.session.errors import Corrupt, PoolUnavailable
 
 log = structlog.get_logger(__name__)
 
-SAVE_SECONDS = 1.0  #: a revision forgotten in a crash only makes a smaller step back invisible
+SAVE_SECONDS = 1.0  #: between two saves; a step back of less than is lost in a crash is not noticed
 
 
 class Guard:
-    """``file``: where to remember over restarts; None: for the life of this object only."""
+    """Record of the registry as seen. ``file``: where it survives restarts; None: for the life of this object only."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Raises :class:`Corrupt` for a file that is none of ours."""
+        """Load the file. Raises :class:`Corrupt` for one with other contents."""
         self._file = file
         self.cluster, self.revision = _load(file) if file is not None and file.exists() else ("", 0)
         self.reason = ""  #: why the registry is not trusted; "" while it is
-        self._doubt = ""  #: why its own answers are not enough to trust it
+        self._doubt = ""  #: reason of :meth:`distrust`, which answers of the registry do not remove
         self._saved = 0.0
 
     def check(self, cluster: str, revision: int, floor: int | None = None) -> None:
-        """Compare an answer with what was seen, and remember it.
+        """Compare an answer with the recorded revision and identity, and record it.
 
         ``floor``: the highest revision known when the request was *sent* (an answer may be older than
         another one that overtook it); None: the highest known now. Raises :class:`PoolUnavailable`.
@@ -52,8 +52,8 @@ class Guard:
                 log.error("the registry went back: nothing is decided by it", reason=reason)
             self.reason = reason
             raise PoolUnavailable(f"{reason}: restored from a backup, or exchanged? Sessions go on and nothing new is "
-                                  "decided; if its data are the ones to go on with, `rgpu pool adopt` makes them say "
-                                  "what is true now", reason="went back")
+                                  "decided; if its data are the ones to go on with, `rgpu pool adopt` brings them up "
+                                  "to date", reason="went back")
         self.reason = ""
         fresh = not self.cluster
         self.cluster, self.revision = cluster, max(self.revision, revision)
@@ -61,14 +61,14 @@ class Guard:
             self.save()
 
     def believe(self, cluster: str, revision: int) -> None:
-        """A person decided (`rgpu pool adopt`): these data, from this revision on, are the pool's."""
+        """Accept these data, from this revision on, as the pool's: an operator decided so (`rgpu pool adopt`)."""
         log.warning("the registry is believed from here on", cluster=cluster, revision=revision, before=self.cluster,
                     before_revision=self.revision)
         self.cluster, self.revision, self.reason, self._doubt = cluster, revision, "", ""
         self.save()
 
     def distrust(self, reason: str) -> None:
-        """Something else shows that it went back: an epoch above its own was seen. Until :meth:`believe`."""
+        """Trust the registry no longer, until :meth:`believe`: an epoch above its own was seen, so it went back."""
         log.error("the registry is not believed any more", reason=reason)
         self.reason = self._doubt = reason
 
@@ -81,7 +81,7 @@ class Guard:
         try:
             scratch.write_text(json.dumps({"v": 1, "cluster": self.cluster, "revision": self.revision}) + "\n")
             os.replace(scratch, self._file)
-        except OSError as error:  # a full disk must not stop what runs
+        except OSError as error:  # a full disk must not stop running sessions
             log.warning("cannot remember the registry's revision", path=str(self._file), reason=str(error))
 
 

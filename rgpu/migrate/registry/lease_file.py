@@ -1,20 +1,20 @@
-"""Until when leases last: a file beside the embedded registry's, because renewing must not wait for a disk.
+"""Deadlines of leases: a file beside the embedded registry's, because a renewal must not wait for a disk.
 
-A renewal need not survive a power cut (leases of another boot are over anyway),
+A renewal need not survive a power cut (leases of another boot have ended anyway),
 but it must be made in time while checkpoints fill the disk's queues, and a commit of
-the registry waits for those. So its rows say when a lease ends if it is never
-renewed, and this file what renewals made of that:
+the registry waits for those. The registry's rows therefore contain when a lease ends if it is never
+renewed, and this file contains the renewals:
 
 ========  =====  ==================================================================
 offset    type   field of lease n, at 16 · n
 ========  =====  ==================================================================
 0         i64    CLOCK_BOOTTIME in ns until which it was renewed; 0: never
 8         u64    1: it has ended, and nothing renews it; the next transaction of the
-                 registry removes its row and what it held
+                 registry removes its row and its keys
 ========  =====  ==================================================================
 
-To renew a lease or end it, a process holds the flock of this file: one of the two
-comes first, and the other one sees it. Nothing slow is done meanwhile.
+To renew a lease or end it, a process holds the flock of this file, so that the two are
+ordered. Nothing slow is done while it is held.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ENDED = 1
 
 
 class LeaseFile:
-    """One process's view. Not for several threads at a time."""
+    """View of the file for one process. Not for several threads at a time."""
 
     def __init__(self, path: Path, lock_seconds: float) -> None:
-        """Raises :class:`OSError`."""
+        """Open or create the file. ``lock_seconds``: how long to wait for its flock. Raises :class:`OSError`."""
         self.path, self._lock_seconds = path, lock_seconds
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -46,12 +46,12 @@ class LeaseFile:
         os.close(self._fd)
 
     def granted(self, lease: int) -> None:
-        """A new lease: what the number may have meant before (the registry was restored from a copy) is forgotten."""
+        """Clear the slot of a new lease: a registry restored from a copy may have used the number before."""
         with self._locked():
             os.pwrite(self._fd, _RECORD.pack(0, 0), _RECORD.size * lease)
 
     def renew(self, lease: int, deadline: int, length: int) -> None:
-        """Renew a lease for ``length`` ns from now on. ``deadline``: what its row says. Raises :class:`NotFound` if it
+        """Renew a lease for ``length`` ns from now on. ``deadline``: that of its row. Raises :class:`NotFound` if it
         has ended.
         """
         with self._locked():
@@ -63,9 +63,7 @@ class LeaseFile:
             os.pwrite(self._fd, _RECORD.pack(now + length, 0), _RECORD.size * lease)
 
     def end_due(self, rows: Iterable[tuple[int, int]], now: int) -> list[int]:
-        """End those of (lease, deadline of its row) … that are over at ``now``; from here on they are, for
-        everybody.
-        """
+        """End the leases, of rows (lease, deadline), that are over at ``now``, for all processes; return them."""
         found = []
         with self._locked():
             for lease, deadline in rows:
@@ -76,7 +74,7 @@ class LeaseFile:
         return found
 
     def deadline(self, lease: int, row: int) -> int:
-        """Deadline of a lease at this moment, ns. ``row``: what its row says."""
+        """Return the present deadline of a lease, ns. ``row``: the deadline in its row."""
         renewed, ended = self._read(lease)
         return 0 if ended else max(renewed, row)
 
@@ -89,5 +87,5 @@ class LeaseFile:
         os.pwrite(self._fd, _RECORD.pack(renewed, _ENDED), _RECORD.size * lease)
 
     def _locked(self) -> AbstractContextManager[None]:
-        """Raises :class:`PoolUnavailable` after ``lock_seconds``: whoever holds it is frozen."""
+        """Hold the flock. Raises :class:`PoolUnavailable` after ``lock_seconds``: its holder is frozen."""
         return held(self._fd, self._lock_seconds, 0.002, f"the leases at {self.path}", self.path)

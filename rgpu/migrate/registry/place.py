@@ -1,4 +1,4 @@
-"""Where the embedded registry's file may lie: a private file on a local file system (OWNERSHIP 11)."""
+"""Check of the embedded registry's file: it must be private, on a local file system (OWNERSHIP 11)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rgpu.session.errors import PoolUnavailable, Refused
 
-#: statfs(2) f_type of file systems whose locks or caches may not be this host's own. FUSE is among
-#: them because the kernel cannot tell what lies behind it (sshfs, gcsfuse and the like).
+#: statfs(2) f_type of file systems whose locks or caches may be shared with other hosts. FUSE is among
+#: them because it may be a network file system (sshfs, gcsfuse and the like).
 NETWORK_FILE_SYSTEMS: dict[int, str] = {
     0x6969: "NFS", 0x517B: "SMB", 0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x00C36400: "CephFS",
     0x65735546: "FUSE", 0x01021997: "9p", 0x5346414F: "AFS", 0x6B414653: "kAFS", 0x73757245: "Coda",
@@ -20,13 +20,13 @@ NETWORK_FILE_SYSTEMS: dict[int, str] = {
 
 
 class _Statfs(ctypes.Structure):
-    """struct statfs of 64-bit Linux, as far as it is read."""
+    """The fields of 64-bit Linux's struct statfs that are read."""
 
     _fields_ = [("f_type", ctypes.c_long), ("rest", ctypes.c_long * 32)]
 
 
 def file_system_type(path: Path) -> int:
-    """f_type of the file system that holds ``path``. Raises :class:`OSError`."""
+    """Return the f_type of the file system that holds ``path``. Raises :class:`OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
     result = _Statfs()
     if libc.statfs(os.fsencode(path), ctypes.byref(result)):

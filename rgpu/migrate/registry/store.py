@@ -1,20 +1,20 @@
 """The embedded registry's file: SQLite, used by several processes of one host at once.
 
-Blocking; :mod:`rgpu.migrate.registry.embedded` puts it behind a thread, the
+Its calls block; :mod:`rgpu.migrate.registry.embedded` calls it from a thread, the
 lease keeper uses it directly.
 
 Write-ahead log, not rollback journal: readers (watches above all) never wait
 for a writer, and a commit costs one fsync instead of three. SQLite before
 3.51.3 can lose a commit in that mode when one connection commits while another
 resets the log (sqlite.org/wal.html, "the WAL-reset bug"); so every writer and
-every checkpoint holds a lock of our own on ``FILE.lock``. It is a flock: the
-kernel drops it when the holder is killed. synchronous=FULL: a commit that was
-acknowledged survives power loss. Renewals of leases are no commits: they stand in
+every checkpoint of the log also holds a lock on ``FILE.lock``. It is a flock: the
+kernel releases it when the holder is killed. synchronous=FULL: a commit that was
+acknowledged survives power loss. Renewals of leases are not commits: they are in
 ``FILE.leases`` (:mod:`rgpu.migrate.registry.lease_file`).
 
-Each commit is followed by a sign: one byte is written to ``FILE.lock``, whose
-changes the kernel tells those that wait for commits (inotify). The log itself
-changes before its commit can be seen, so it is no sign.
+After each commit one byte is written to ``FILE.lock``; processes that wait for commits
+watch that file with inotify. The log itself is not suitable for this, because it
+changes before its commit can be read.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from rgpu.migrate.registry.lease_file import LeaseFile
 from rgpu.migrate.registry.place import prepare
 from rgpu.session.errors import NotFound, PoolUnavailable, UnknownOutcome, VersionMismatch
 
-SCHEMA_VERSION = 2  #: 1 had renewals in the rows of leases
-KEEP_CHANGES = 10_000  #: revisions that a watch can resume over, at least
+SCHEMA_VERSION = 2  #: in version 1 renewals were in the rows of leases
+KEEP_CHANGES = 10_000  #: least number of revisions that a watch can resume over
 _COMPACT_EVERY = 1_000
 LOCK_SECONDS = 5.0
 
@@ -68,10 +68,10 @@ T = TypeVar("T")
 Changes = list[Change]
 
 class Store:
-    """One connection. For one thread at a time."""
+    """Connection to the file. For one thread at a time."""
 
     def __init__(self, path: Path, lock_seconds: float = LOCK_SECONDS) -> None:
-        """Open; create what is missing.
+        """Open the file; create what is missing.
 
         Raises :class:`Refused`, :class:`PoolUnavailable`, :class:`VersionMismatch`.
         """
@@ -106,20 +106,20 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
-            raise VersionMismatch(f"the registry at {self.path} has schema {version}; this program knows "
+            raise VersionMismatch(f"the registry at {self.path} has schema {version}; this program reads "
                                   f"{SCHEMA_VERSION}", found=version, known=SCHEMA_VERSION)
         if version == 0:
             identity = secrets.token_hex(8)
             self._db.executescript(
                 f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('cluster_id', '{identity}'), ('revision', 1), "
                 f"('compacted', 0); PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        elif version < SCHEMA_VERSION:  # the same tables, but a program of that version would end renewed leases
+        elif version < SCHEMA_VERSION:  # the same tables, but a process of that version would end renewed leases
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
         """Close the database."""
         try:
-            with self._locked():  # the last connection to close checkpoints
+            with self._locked():  # SQLite checkpoints the log when the last connection closes
                 self._db.close()
         except PoolUnavailable:
             self._db.close()
@@ -150,7 +150,7 @@ class Store:
         return self._read(body)
 
     def changes(self, prefix: str, from_revision: int, limit: int = 500) -> tuple[Changes, int]:
-        """Whole changes from that revision on (about ``limit`` events), and the revision to ask for next.
+        """Return whole changes from that revision on (about ``limit`` events), and the revision to read next.
 
         Raises :class:`Compacted`.
         """
@@ -170,15 +170,15 @@ class Store:
 
     @property
     def sign_path(self) -> Path:
-        """Path of the file that is written to after each commit, and closed by a writer that dies before that."""
+        """Path of the file that is written to after each commit, or closed by a writer that dies before that."""
         return Path(f"{self.path}.lock")
 
     def data_version(self) -> int:
-        """Changes whenever another connection has committed. Cheap: a look at shared memory."""
+        """Return a number that changes when another connection has committed. Cheap: a read of shared memory."""
         return int(self._read(lambda: self._db.execute("PRAGMA data_version").fetchone()[0]))
 
     def next_expiry(self) -> int | None:
-        """CLOCK_BOOTTIME in ns when the first lease ends, if there is one."""
+        """Return the CLOCK_BOOTTIME in ns when the first lease ends; None without leases."""
         rows = self._read(lambda: self._db.execute("SELECT id, boot, deadline FROM leases").fetchall())
         boot = boot_id()
         return min((self._leases.deadline(lease, deadline) if of == boot else 0 for lease, of, deadline in rows),
@@ -229,13 +229,13 @@ class Store:
             self._compact(min(revision, int(self._meta("revision"))))
 
     def expire(self) -> None:
-        """End the leases whose time is over."""
+        """End the leases whose deadline has passed."""
         with self._transaction():
-            pass  # every transaction begins with it
+            pass  # every transaction begins by ending such leases
 
     # -- inside a transaction -----------------------------------------------------
     def _apply(self, operations: Sequence[Operation]) -> int:
-        """Apply at the next revision; a transaction that changes nothing has none of its own."""
+        """Apply operations at the next revision; one that changes nothing gets no revision. Return the revision."""
         last = int(self._meta("revision"))
         revision, number = last + 1, 0
         for operation in operations:
@@ -265,7 +265,7 @@ class Store:
             self._set_meta("compacted", revision)
 
     def _lease(self, lease: int) -> int:
-        """The granted ns of a live lease. Raises :class:`NotFound`."""
+        """Return the granted ns of a live lease. Raises :class:`NotFound`."""
         row = self._db.execute("SELECT ttl FROM leases WHERE id = ?", (lease,)).fetchone()
         if row is None:
             raise NotFound(f"lease {lease} has ended", lease=lease)
@@ -278,7 +278,7 @@ class Store:
             self._db.execute("DELETE FROM leases WHERE id = ?", (lease,))
 
     def _over(self) -> Sequence[int]:
-        """The leases whose time is over; nothing renews them from here on."""
+        """Return the leases whose deadline has passed; they can no longer be renewed."""
         boot, now = boot_id(), boot_time_ns()
         rows = self._db.execute("SELECT id, boot, deadline FROM leases WHERE boot != ? OR deadline <= ?",
                                 (boot, now)).fetchall()
@@ -286,7 +286,7 @@ class Store:
         return [lease for lease, of, _ in rows if of != boot] + due
 
     def _expire_if_due(self) -> None:
-        """A read must not show what an ended lease held, nor hide that its revision moved."""
+        """End due leases before a read: it must not return the keys of an ended lease, nor the revision before."""
         due = self.next_expiry()
         if due is not None and due <= boot_time_ns():
             self.expire()
@@ -304,21 +304,21 @@ class Store:
 
     # -- locks and errors -----------------------------------------------------------
     def _locked(self) -> AbstractContextManager[None]:
-        """Our writers' lock. Raises :class:`PoolUnavailable` after ``lock_seconds`` (a frozen writer holds it)."""
+        """Hold the writers' lock. Raises :class:`PoolUnavailable` after ``lock_seconds`` (its holder is frozen)."""
         return held(self._lock_fd, self._lock_seconds, 0.004, f"the registry at {self.path}", self.path)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """One write transaction: ended leases go first, then the body, then the commit.
+        """Run one write transaction: due leases are ended, then the body runs, then the commit.
 
-        Raises :class:`PoolUnavailable` when nothing happened, :class:`UnknownOutcome` when only
-        the commit's own answer is missing.
+        Raises :class:`PoolUnavailable` when nothing was changed, :class:`UnknownOutcome` when only
+        the result of the commit is missing.
         """
         with self._locked():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 self._end_leases(self._over())
-                # What raises from the body after this (a lease that ended) must not undo the expiry.
+                # An error of the body (such as a lease that ended) must not undo the expiry.
                 self._db.execute("SAVEPOINT body")
             except sqlite3.Error as error:
                 self._rollback()
@@ -343,8 +343,8 @@ class Store:
         except sqlite3.Error as error:
             self._rollback()
             raise UnknownOutcome(f"the registry at {self.path} failed while it committed: {error}") from error
-        # A holder that dies before this closes the file, which is told as well.
-        with suppress(OSError):  # the file system is full: others look by themselves, if later
+        # A holder that dies before this closes the file, which inotify reports as well.
+        with suppress(OSError):  # the file system is full: the others poll, only later
             os.pwrite(self._lock_fd, b"\0", 0)
 
     def _rollback(self) -> None:
@@ -352,7 +352,7 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # the connection's next BEGIN says what is wrong
+            pass  # the connection's next BEGIN raises the error
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -379,7 +379,7 @@ def _holds(compare: Compare, entry: Entry | None) -> bool:
 
 
 def _grouped(rows: Iterator[Any], limit: int, caught_up: int) -> tuple[list[Change], int]:
-    """Rows of the change log to whole changes; cut between two revisions, never within one."""
+    """Group rows of the change log into whole changes; the limit never splits a revision."""
     changes: list[Change] = []
     events: list[Event] = []
     current, count = 0, 0

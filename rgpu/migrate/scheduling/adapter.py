@@ -1,10 +1,10 @@
-"""Between the registry's records and the scheduler: placement by fragmentation, and the pool as planners see it.
+"""Adapter between the registry's records and the scheduler: placement by fragmentation, and the planners' view.
 
-:func:`place_by_fragmentation` takes and gives what ``placement.place`` does. :func:`view` makes of
-records what :mod:`rgpu.migrate.scheduling.plans.rebalancing` and :mod:`rgpu.migrate.scheduling.plans.preempting` plan
-on: a host is its own "model", so that
-which hosts may have a session at all (kind, capability, driver, a host asked for) is its demand's
-set of models. Memory is rounded so that a plan never counts on a byte too many.
+:func:`place_by_fragmentation` has the arguments and results of ``placement.place``. :func:`view` makes from
+records the input of :mod:`rgpu.migrate.scheduling.plans.rebalancing` and
+:mod:`rgpu.migrate.scheduling.plans.preempting`: each host is its own "model", and a demand's
+set of models is the hosts that are suitable for the session (kind, capability, driver, a requested
+host). Memory is rounded so that a plan never uses more bytes than are free.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from rgpu.session.devices import join, parts
 
 
 def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
-    """The device where the pool fragments least; best-fit among equals.
+    """Choose the device with which the pool fragments least; best-fit among equals.
 
-    By the snapshot's decider where it has one (:mod:`rgpu.migrate.scheduling.following.kept`: the same answer, sooner),
-    else worked out from the
-    records alone. Raises what :func:`rgpu.migrate.scheduling.placement.place` raises, with the same reasons.
+    It uses the snapshot's decider where there is one (:mod:`rgpu.migrate.scheduling.following.kept`: the same answer,
+    faster), else the records alone. Raises what :func:`rgpu.migrate.scheduling.placement.place` raises, with the same
+    reasons.
     """
     together = beside(snapshot, request)
     if together is not None:
@@ -55,7 +55,7 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     allowed = np.zeros_like(index.usable)
     for found in fitting:
         allowed[index.rows[found.node.host], found.node.devices.index(found.device)] = True
-    # What fits was decided above, to the byte; here a quota of a broken MiB must not say otherwise.
+    # The fitting devices were determined above, in bytes; rounding the quota to MiB must not exclude one here.
     wanted = Wanted(request.session, Demand(request.gpus, request.compute, request.quota // MIB))
     chosen = placing.place(index, wanted, allowed=allowed)
     if chosen is None:
@@ -82,7 +82,8 @@ def _index(snapshot: Snapshot, request: Request) -> Index:
 
 @dataclass(frozen=True)
 class View:
-    """``sessions``: all that hold a place; those that must stay say why in ``pinned``."""
+    """The pool for a planner. ``sessions``: all that hold a place; those that must stay have the reason in ``pinned``.
+    """
 
     snapshot: Snapshot
     index: Index
@@ -90,19 +91,19 @@ class View:
     demands: Demands
 
     def wanted(self, request: Request, priority: int = 0, arrived: float = 0.0) -> Wanted:
-        """The request, for a planner."""
+        """Return the request in the planner's form."""
         return Wanted(request.session, self.demands.of(request), priority, arrived,
                       anti_affinity=request.anti_affinity)
 
     def device(self, host: str, columns: Sequence[int]) -> str:
-        """The name of these devices together, in the host's order."""
+        """Return the joint name of several devices, in the host's order."""
         return join(self.index.nodes[self.index.rows[host]].devices[column].name for column in sorted(columns))
 
 
 def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
-    """The pool for a planner. ``pinned``: sessions that cannot be moved, and why.
+    """Make the pool for a planner. ``pinned``: sessions that cannot be moved, and why.
 
-    The first session of a run stands for all of it.
+    The first session of a run counts for all of its sessions.
     """
     demands = Demands(snapshot.nodes)
     placed: list[Placed] = []
@@ -118,13 +119,16 @@ def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
 
 
 def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
-    """The hosts as planners have them, with nobody on them."""
+    """Return the hosts in the planners' form, without sessions."""
     return Pool(tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
                            model=node.host, ready=node.state == "ready") for node in nodes))
 
 
 def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
-    """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
+    """Return a session's places in the planners' form; the second one is a move's destination.
+
+    ``why``: why the session must stay, or empty.
+    """
     if session.run not in ("", session.name):
         claims = [replace(claim, quota=0, compute=0) for claim in claims]
     count = len(parts(session.device))
@@ -134,7 +138,7 @@ def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Cl
 
 def reserved_places(demands: Demands, reserved: Iterable[Claim],
                     known: Collection[tuple[str, str, str]]) -> list[Placed]:
-    """Places kept for somebody; ``known``: (session, host, device) that session records have already."""
+    """Return reserved places; ``known``: (session, host, device) that are in session records already."""
     together: dict[tuple[str, str], list[Claim]] = {}
     for claim in reserved:
         if (claim.session, claim.host, claim.device) not in known:
@@ -143,26 +147,27 @@ def reserved_places(demands: Demands, reserved: Iterable[Claim],
 
 
 class Demands:
-    """Demands on these hosts; which of them would do is worked out once for all that need the same."""
+    """Maker of demands; the suitable hosts are determined once for all requests with equal requirements."""
 
     def __init__(self, nodes: Iterable[NodeRecord]) -> None:
         self.nodes = {node.host: node for node in nodes}
         self._hosts: dict[object, frozenset[str]] = {}
 
     def of(self, request: Request) -> Demand:
-        """Hosts count as models; no models: any host."""
+        """Return the demand of a request, with the suitable hosts as models; none: any host."""
         key = (request.needs, request.host, request.device, tuple(request.models), request.kind)
         if key not in self._hosts:
             hosts = frozenset(node.host for node in self.nodes.values() if request.host in (None, node.host) and any(
                 unsuitable(node, device, request) is None and named(request, device)
                 for device in node.devices))
             self._hosts[key] = frozenset() if len(hosts) == len(self.nodes) else hosts or frozenset({"(no host)"})
-        # Memory rounded up: a plan must not count on a byte too many. (One absurd record must not stop all plans.)
+        # Memory is rounded up, so that a plan uses no more than is free. (The bound keeps one absurd record from
+        # stopping all plans.)
         return Demand(request.gpus, request.compute, min(-(-request.quota // MIB), MAX_MEMORY_MIB), self._hosts[key])
 
 
 def stays(session: SessionRecord, node: NodeRecord | None) -> str:
-    """Why a session cannot be moved now, as far as the records know; empty when it can."""
+    """Return why a session cannot be moved now, by the records; empty when it can be."""
     if session.state != "running" or session.move is not None:
         return f"it is {session.state}"
     if node is None or node.state in ("draining", "unhealthy"):
@@ -172,7 +177,7 @@ def stays(session: SessionRecord, node: NodeRecord | None) -> str:
 
 def _placed(demands: Demands, claims: Sequence[Claim], session: SessionRecord | None, pinned: str,
             reserved: bool) -> list[Placed]:
-    """The claims of one place as planners count it; nothing where the pool does not have one of the devices."""
+    """Return the claims of one place in the planners' form; empty where the pool lacks one of the devices."""
     claim = claims[0]
     node = demands.nodes.get(claim.host)
     known = {device.device: column for column, device in enumerate(node.devices)} if node else {}

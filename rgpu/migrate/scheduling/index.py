@@ -1,6 +1,6 @@
 """The snapshot as arrays, so that a decision over a thousand nodes is a few array operations.
 
-Built from a snapshot (:func:`build`); planners try things on a copy (:meth:`Index.copy`). The only
+It is built from a snapshot (:func:`build`); planners change a copy (:meth:`Index.copy`). The only
 changes are :meth:`Index.take` and :meth:`Index.give`, which refuse to over-allocate.
 """
 
@@ -23,15 +23,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Scores:
-    """The scores of every device for one demand by one policy, kept by ``scores.py``."""
+    """Scores of every device for one demand by one policy, kept by ``scores.py``."""
 
-    seen: int  #: how much of :attr:`Index.changed` they have in them
+    seen: int  #: length of the part of :attr:`Index.changed` that they include
     keys: list[Floats]  #: one grid for each key; the first is infinite where the demand does not fit
 
 
 @dataclass
 class Index:
-    """Rows are nodes, columns their devices; a device that is not there has nothing free."""
+    """Arrays of the pool: rows are nodes, columns their devices; a missing device has nothing free."""
 
     nodes: tuple[Node, ...]
     rows: dict[str, int]
@@ -48,18 +48,18 @@ class Index:
     groups: Counter[tuple[str, int]] = field(default_factory=Counter)  #: (anti-affinity group, row) -> sessions
     effective: Ints = field(init=False)  #: see :meth:`free`; kept by :meth:`take` and :meth:`give`
     scores: dict[tuple[str, Demand], Scores] = field(default_factory=dict)  #: (policy, demand) -> scores
-    changed: list[int] = field(default_factory=list)  #: rows in the order of their changes: what caches look at
+    changed: list[int] = field(default_factory=list)  #: rows in the order of their changes, for caches
 
     def __post_init__(self) -> None:
         self.refresh()
 
     def refresh(self) -> None:
-        """After the arrays were written directly: nothing kept is true any more."""
+        """Discard cached values after the arrays were written directly."""
         self.scores = {}
         self.effective = effective(self.compute, self.memory, self.total_memory)
 
     def copy(self) -> Index:
-        """One to try things on; what never changes is shared."""
+        """Return a copy to change; constant parts are shared."""
         return Index(self.nodes, self.rows, self.mix, self.compute.copy(), self.memory.copy(), self.total_memory,
                      self.exists, self.usable, self.cpu.copy(), self.total_cpu, self.host_memory.copy(), self.models,
                      self.groups.copy())
@@ -67,7 +67,7 @@ class Index:
     def take(self, placed: Placed, check: bool = True) -> None:
         """Give the session its place. Raises :class:`Conflict` when it is not free (nothing is changed then).
 
-        ``check`` False: the pool says that it runs there, so it counts even where that is too much.
+        ``check`` False: the session runs there by the records, so it counts even where that is too much.
         """
         row, devices = self.rows[placed.host], list(placed.devices)
         need = placed.demand
@@ -79,7 +79,7 @@ class Index:
         self._add(placed, -1)
 
     def give(self, placed: Placed) -> None:
-        """Take the session's place back."""
+        """Free the session's place."""
         self._add(placed, 1)
 
     def _add(self, placed: Placed, sign: int) -> None:
@@ -94,23 +94,23 @@ class Index:
             self.groups[placed.anti_affinity, row] -= sign
 
     def free(self) -> Ints:
-        """Per cent of each device that can be given: the scarcer of compute and memory."""
+        """Return the per cent of each device that is free: the scarcer of compute and memory."""
         return self.effective
 
     def fragmentation(self) -> float:
-        """Devices' worth of free capacity that a random next request cannot use (see ``mix.py``)."""
+        """Return the free capacity, in devices, that a random next request cannot use (see ``mix.py``)."""
         return float(fragmentation(self.mix, self.free(), self.cpu).sum()) / WHOLE
 
     def capacity(self) -> int:
-        """Devices of the pool."""
+        """Return the number of devices of the pool."""
         return int(self.exists.sum())
 
     def allocated(self) -> float:
-        """Devices' worth of compute given away; a device held twice during a move counts once."""
+        """Return the allocated compute, in devices; a device held twice during a move counts once."""
         return float((WHOLE - np.clip(self.compute[self.exists], 0, WHOLE)).sum()) / WHOLE
 
     def admits(self, need: Demand, rows: Ints | None = None) -> Bools:
-        """Rows, of ``rows`` (None: all), that might take the demand at all: model and host resources."""
+        """Return which of ``rows`` (None: all) suit the demand by model and host resources."""
         which = slice(None) if rows is None else rows
         admitted = (self.cpu[which] >= need.cpu_milli) & (self.host_memory[which] >= need.host_memory_mib)
         if need.models:
@@ -121,20 +121,20 @@ class Index:
         return np.asarray(admitted)
 
     def fits(self, need: Demand, rows: Ints | None = None) -> Bools:
-        """Devices (of ``rows``; None: all) with so much free, whatever their host."""
+        """Return which devices (of ``rows``; None: all) have enough free, regardless of their host."""
         which = slice(None) if rows is None else rows
         return np.asarray(self.usable[which] & (self.compute[which] >= need.compute)
                           & (self.memory[which] >= need.memory_mib))
 
 
 def effective(compute: Ints, memory: Ints, total_memory: Ints) -> Ints:
-    """The scarcer of free compute and free memory, in per cent; never below 0."""
+    """Return the scarcer of free compute and free memory, in per cent; never below 0."""
     by_memory = np.where(total_memory > 0, memory * WHOLE // np.maximum(total_memory, 1), WHOLE)
     return np.clip(np.minimum(compute, by_memory), 0, WHOLE)
 
 
 def fragmentation(mix: Mix, free: Ints, cpu: Ints) -> Floats:
-    """Fragmentation of each row (its devices' free per cent, its free CPU), in per cent of a device."""
+    """Return the fragmentation of each row (its devices' free per cent, its free CPU), in per cent of a device."""
     level = mix.level(cpu)
     whole = (free >= WHOLE).sum(axis=-1)
     return np.asarray(free.sum(axis=-1) - (free * mix.single[level[..., None], free]).sum(axis=-1)
@@ -142,9 +142,9 @@ def fragmentation(mix: Mix, free: Ints, cpu: Ints) -> Floats:
 
 
 def build(snapshot: Snapshot, demands: Mix | None = None) -> Index:
-    """The index of a snapshot; the mix is that of its recent requests unless one is given.
+    """Build the index of a snapshot; the mix is that of its recent requests unless one is given.
 
-    A session on a host that the pool does not have counts nowhere.
+    A session on a host that is not in the pool is not counted.
     """
     nodes = snapshot.nodes
     width = max([len(node.devices) for node in nodes] + [1])

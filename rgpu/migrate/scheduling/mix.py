@@ -1,8 +1,8 @@
-"""What the next request is likely to be, as tables that give a node's fragmentation by look-up.
+"""Distribution of the next request, as tables that give a node's fragmentation by look-up.
 
 Fragmentation (gradient descent on it places well: Weng et al., USENIX ATC 2023) is the free
-compute which a random next request cannot use: for each class m of popularity p, on a node where m
-cannot run all of it, otherwise that on devices with less free than m needs. Turned round, the
+compute which a random next request cannot use: for each class m of popularity p, all of it on a
+node where m cannot run, otherwise that on devices with less free than m needs. Conversely, the
 usable part of a node is
 
     sum over its devices g of  free(g) * P(one-device class fits g and the CPU)
@@ -26,13 +26,13 @@ from rgpu.migrate.scheduling.snapshot import MAX_GPUS, WHOLE, Demand
 Shape = tuple[int, int, int]  #: cpu_milli, gpus, per cent of each
 
 COVERED = 95  #: per cent of the requests whose classes count
-#: When nothing was asked for yet: half want a whole device, half part of one.
+#: Mix before any request: half of them for a whole device, half for part of one.
 UNKNOWN: tuple[Demand, ...] = (Demand(1, WHOLE), Demand(1, WHOLE), Demand(1, 50), Demand(1, 25))
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """``single[c, r]``: popularity of one-device classes fitting CPU level c and r % free;
+    """Tables of a mix. ``single[c, r]``: popularity of one-device classes fitting CPU level c and r % free;
     ``several[c, n]``: of several-device classes fitting n wholly free devices."""
 
     levels: npt.NDArray[np.int64]  #: CPU demands of the classes, rising
@@ -41,17 +41,17 @@ class Mix:
     classes: tuple[tuple[Shape, float], ...]
 
     def level(self, cpu_free: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The row of the tables for so much free CPU; 0: no class fits."""
+        """Return the row of the tables for ``cpu_free``; 0: no class fits."""
         return np.searchsorted(self.levels, cpu_free, side="right").astype(np.int64)
 
 
 def shape(demand: Demand) -> Shape:
-    """The class of a demand. Several partial devices count as several whole ones (an upper bound)."""
+    """Return the class of a demand. Several partial devices count as several whole ones (an upper bound)."""
     return (demand.cpu_milli, demand.gpus, demand.compute)
 
 
 def mix(demands: Iterable[Demand]) -> Mix:
-    """The most popular classes of these demands that cover 95 % of them (as published), as tables."""
+    """Make tables of the most popular classes of the demands that cover 95 % of them (as published)."""
     counted = Counter(shape(demand) for demand in demands)
     if not counted:
         counted = Counter(shape(demand) for demand in UNKNOWN)
@@ -72,7 +72,7 @@ def mix(demands: Iterable[Demand]) -> Mix:
 
 
 def share_mix(counts: npt.NDArray[np.int64]) -> Mix:
-    """:func:`mix` of demands of one device and no CPU: ``counts[p]`` of them want p per cent of it."""
+    """Make :func:`mix` of demands of one device and no CPU: ``counts[p]`` of them are for p per cent of it."""
     if not counts.any():
         return mix(())
     order = np.argsort(-counts, kind="stable")
@@ -87,6 +87,6 @@ def share_mix(counts: npt.NDArray[np.int64]) -> Mix:
 
 
 def _enough(falling: npt.NDArray[np.int64]) -> int:
-    """How many of these counts, the largest first, make up 95 % of all."""
+    """Return how many of the counts, the largest first, make up 95 % of all."""
     up_to = np.cumsum(falling)
     return int(np.searchsorted(up_to * 100, int(up_to[-1]) * COVERED)) + 1

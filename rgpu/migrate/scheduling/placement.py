@@ -1,12 +1,12 @@
-"""Choice of the device that a session goes to: pure, a snapshot in, a choice with its reason out.
+"""Choice of a session's device: pure, from a snapshot, with a reason.
 
-What is free is counted from the promises in the session records (quotas and compute shares of
-sessions and of moves under way, and places reserved for what is coming), not from what nodes
-report: a report is always late, and two placements in a row would both believe it.
+Free memory and compute are counted from the promises in the session records (quotas and compute shares of
+sessions and of moves under way, and reserved places), not from nodes'
+reports: a report is always late, and two placements in a row would both use the same memory.
 
-This is the filter: what fits, and for each other device why not. Of those that fit, the leader
-takes the one where the pool fragments least (:mod:`rgpu.migrate.scheduling.adapter`); :func:`rank`
-is the plain answer, most free memory, where nothing else decides.
+This is the filter: the devices that fit, and for each other device the reason why not. Of those that fit, the leader
+takes the one with which the pool fragments least (:mod:`rgpu.migrate.scheduling.adapter`); :func:`rank`
+orders by free memory, where nothing else decides.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rgpu.session.facts import PEERS
 
 Place = tuple[str, str]  #: host, device
 WHOLE = 100  #: per cent of one device
-MOST_REASONS = 24  #: that a refusal tells before it counts the rest
+MOST_REASONS = 24  #: listed in a refusal before the rest is only counted
 _WORDS = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """So much of a device is promised to a session. ``group``: its anti-affinity group.
+    """Promise of a part of a device to a session. ``group``: its anti-affinity group.
 
-    ``run``: its run, whose sessions have the largest of their claims on a device together; empty: one of its own.
+    ``run``: its run, whose sessions share the largest of their claims on a device; empty: it does not share.
     """
 
     session: str
@@ -46,13 +46,13 @@ class Claim:
 
 
 def run_of(session: str) -> str:
-    """The run that a session of that name belongs to, where it belongs to one: NAME, NAME/2 and so on are of NAME."""
+    """Return the run that a session of that name belongs to: NAME, NAME/2 and so on belong to NAME."""
     return session.partition("/")[0]
 
 
 def promised_in_all(claims: Iterable[Claim], without: str = "") -> tuple[int, int]:
-    """Bytes and per cent of one device: of each run the largest claim. ``without``: a session, which does not stand
-    in its own way, nor do those that share with it."""
+    """Return the promised bytes and per cent of one device: for each run the largest claim. ``without``: a session
+    that does not count, together with those that share with it."""
     quota = compute = 0
     runs: dict[str, tuple[int, int]] = {}
     run = run_of(without)
@@ -69,12 +69,12 @@ def promised_in_all(claims: Iterable[Claim], without: str = "") -> tuple[int, in
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The pool at one revision. ``reserved``: places kept for sessions that are about to come."""
+    """The pool at one revision. ``reserved``: places reserved for sessions."""
 
     nodes: tuple[NodeRecord, ...]
     sessions: tuple[SessionRecord, ...]
     reserved: tuple[Claim, ...] = ()
-    #: What answers for a large pool, from memory (:mod:`rgpu.migrate.scheduling.following.kept`); never another answer.
+    #: Cache that decides for a large pool (:mod:`rgpu.migrate.scheduling.following.kept`), with the same answers.
     decider: Decider | None = field(default=None, compare=False, repr=False)
 
     def node(self, host: str) -> NodeRecord | None:
@@ -83,7 +83,7 @@ class Snapshot:
 
     @cached_property
     def claims(self) -> dict[Place, tuple[Claim, ...]]:
-        """What is promised of each device; a session's reservation counts until its record has the place."""
+        """Claims on each device; a session's reservation counts until its record has the place."""
         found: defaultdict[Place, list[Claim]] = defaultdict(list)
         for session in self.sessions:
             for claim in claims_of(session):
@@ -94,25 +94,25 @@ class Snapshot:
         return {place: tuple(claims) for place, claims in found.items()}
 
     def promised(self, host: str, device: str, without: str = "") -> int:
-        """Bytes of the device that sessions (but ``without``) have or will have."""
+        """Return the bytes of the device that sessions, except ``without``, have or will have."""
         return promised_in_all(self.claims.get((host, device), ()), without)[0]
 
     def compute_promised(self, host: str, device: str, without: str = "") -> int:
-        """Per cent of the device, likewise."""
+        """Return the per cent of the device that sessions, except ``without``, have or will have."""
         return promised_in_all(self.claims.get((host, device), ()), without)[1]
 
     def free(self, node: NodeRecord, device: DeviceRecord, without: str = "") -> int:
-        """Bytes of the device that are promised to nobody; may be negative."""
+        """Return the bytes of the device that are not promised; may be negative."""
         return device.memory - self.promised(node.host, device.device, without)
 
     def rivals(self, group: str, without: str = "") -> frozenset[str]:
-        """Hosts that have a session of that anti-affinity group."""
+        """Return the hosts that have a session of the anti-affinity group, except ``without``."""
         return frozenset(claim.host for claims in self.claims.values() for claim in claims
                          if group and claim.group == group and claim.session != without)
 
 
 def claims_of(session: SessionRecord) -> list[Claim]:
-    """What a session's record promises it: its place, and the one that it moves to."""
+    """Return the claims of a session's record: on its place, and on the one that it moves to."""
     if not session.live:
         return []
     wants = session.wants
@@ -127,17 +127,17 @@ def claims_of(session: SessionRecord) -> list[Claim]:
 
 def claims_on(session: str, host: str, device: str, quota: int, compute: int = 0, group: str = "",
               run: str = "") -> list[Claim]:
-    """One for each of the devices that ``device`` names."""
+    """Return one claim for each of the devices that ``device`` names."""
     return [Claim(session, host, one, quota, compute, group, run) for one in parts(device)]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``needs`` None: any device will do. ``compute``: per cent of it. ``avoid``: where the session failed.
+    """Request for a place. ``needs`` None: any device will do. ``compute``: per cent. ``avoid``: where it failed.
 
-    ``kept``: places that wait for somebody else, and for whom. ``store``: only hosts that see it (or do not say).
-    ``gpus``: so many devices of one host; ``quota`` and ``compute`` are of each. ``device``: may name several.
-    ``kind``: only devices of that kind; empty: of any.
+    ``kept``: places kept for another waiting request, with its name. ``store``: only hosts with that store or an
+    unknown one. ``gpus``: number of devices of one host; ``quota`` and ``compute`` are for each. ``device``: may name
+    several. ``kind``: only devices of that kind; empty: any.
     """
 
     session: str
@@ -157,7 +157,7 @@ class Request:
 
 
 def request_for(record: SessionRecord, **more: Any) -> Request:
-    """The request that a session on record makes, wherever it is to go."""
+    """Return the request of a session on record, for any place."""
     wants = record.wants
     return Request(record.name, record.quota, needs=record.needs, compute=wants.compute, models=tuple(wants.models),
                    anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind, **more)
@@ -165,12 +165,12 @@ def request_for(record: SessionRecord, **more: Any) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device chosen, why, and its free bytes."""
+    """Chosen device, why, and its free bytes."""
 
     host: str
     device: str
     reason: str
-    free: int = 0  #: bytes before the session came
+    free: int = 0  #: bytes before the session was placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,36 +183,36 @@ class Candidate:
 
 
 class Promises(Protocol):
-    """What is promised of devices."""
+    """Source of the promises of devices."""
 
     def free(self, node: NodeRecord, device: DeviceRecord, without: str = "") -> int:
-        """Bytes that are promised to nobody, but to ``without``; may be negative."""
+        """Return the bytes that are not promised to a session other than ``without``; may be negative."""
 
     def compute_promised(self, host: str, device: str, without: str = "") -> int:
-        """Per cent that sessions, but ``without``, have or will have."""
+        """Return the per cent that sessions, except ``without``, have or will have."""
 
 
 class Decider(Protocol):
-    """Answers about a snapshot from what it remembers of others: the same as the functions here, sooner."""
+    """Cache that returns for a snapshot the same as the functions of this module, but faster."""
 
     def place(self, snapshot: Snapshot, request: Request) -> Choice:
-        """Same as ``scheduling.adapter.place_by_fragmentation``."""
+        """Return the same as ``scheduling.adapter.place_by_fragmentation``."""
 
     def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
-        """Same as :func:`suitable`."""
+        """Return the same as :func:`suitable`."""
 
     def sizes(self, snapshot: Snapshot, request: Request) -> list[int]:
-        """Same as :func:`sizes`."""
+        """Return the same as :func:`sizes`."""
 
     def room(self, snapshot: Snapshot, request: Request) -> Room:
-        """Same as :func:`room`."""
+        """Return the same as :func:`room`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the ready devices that would do have free for a request that waits. ``before``: for whom some are kept.
+    """Free capacity of ready, suitable devices for a waiting request. ``before``: requests that some are kept for.
 
-    The figures are of those that are kept for nobody; ``most_*``: of one device. ``compute``: per cent.
+    The figures are of devices that are not kept; ``most_*``: of one device. ``compute``: per cent.
     """
 
     ready: int = 0
@@ -222,11 +222,11 @@ class Room:
     most_bytes: int = 0
     compute: int = 0
     most_compute: int = 0
-    most_devices: int = 0  #: of one host that fit, for a request of several
+    most_devices: int = 0  #: most fitting devices of one host, for a request of several
 
 
 def place(snapshot: Snapshot, request: Request) -> Choice:
-    """The device with the most free memory.
+    """Choose the device with the most free memory.
 
     Raises :class:`Refused` with a reason for every device, :class:`NotFound` for an unknown host.
     """
@@ -241,12 +241,12 @@ def place(snapshot: Snapshot, request: Request) -> Choice:
 
 
 def joint(node: NodeRecord, devices: Sequence[DeviceRecord]) -> str:
-    """The name of these devices of a node together, in the node's order."""
+    """Return the joint name of devices of a node, in the node's order."""
     return join(device.device for device in node.devices if device in devices)
 
 
 def candidates(snapshot: Snapshot, request: Request) -> list[Candidate]:
-    """Every device that fits, one at least; of a request of several, those of hosts that have so many.
+    """Return every device that fits, at least one; for several devices, those of hosts with enough of them.
 
     Raises as :func:`place` does.
     """
@@ -262,12 +262,12 @@ def candidates(snapshot: Snapshot, request: Request) -> list[Candidate]:
 
 
 def rank(found: Sequence[Candidate]) -> list[Candidate]:
-    """Most free memory first, equal ones by name."""
+    """Sort by free memory, the most first, then by name."""
     return sorted(found, key=lambda c: (-c.free, c.node.host, c.device.device))
 
 
 def _hosts(snapshot: Snapshot, request: Request) -> tuple[NodeRecord, ...]:
-    """The nodes that come into question. Raises :class:`NotFound` for a host that is not there."""
+    """Return the nodes to consider. Raises :class:`NotFound` for a requested host that is not in the pool."""
     if request.host is None:
         return snapshot.nodes
     node = snapshot.node(request.host)
@@ -277,7 +277,7 @@ def _hosts(snapshot: Snapshot, request: Request) -> tuple[NodeRecord, ...]:
 
 
 def unknown_host(nodes: Sequence[NodeRecord], host: str) -> NotFound:
-    """The error for a host that was asked for and is not in the pool."""
+    """Return the error for a requested host that is not in the pool."""
     known = sorted(node.host for node in nodes)
     named = ", ".join(known[:MOST_REASONS]) or "none"
     more = f" and {len(known) - MOST_REASONS} others" if len(known) > MOST_REASONS else ""
@@ -285,7 +285,7 @@ def unknown_host(nodes: Sequence[NodeRecord], host: str) -> NotFound:
 
 
 def no_place(promises: Promises, snapshot: Snapshot, request: Request, rivals: Collection[str]) -> Refused:
-    """The error that says why no device takes the session; in a large pool of the first devices only."""
+    """Return the error with the reason for each device; in a large pool for the first devices only."""
     hosts = _hosts(snapshot, request)
     reasons: list[str] = []
     for seen, node in enumerate(hosts):
@@ -303,7 +303,7 @@ def no_place(promises: Promises, snapshot: Snapshot, request: Request, rivals: C
 
 def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
           rivals: Collection[str]) -> Iterator[Candidate | str]:
-    """Each device as a candidate, or why it (or its whole node) is none."""
+    """Yield each device as a candidate, or why it (or its whole node) is none."""
     for node in nodes:
         why = node_refuses(node, request, rivals)
         if why is not None:
@@ -318,9 +318,9 @@ def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
 
 
 def alike(request: Request, devices: Sequence[DeviceRecord], least: int | None = None) -> list[DeviceRecord]:
-    """Devices of a host that a session may have together: of one kind, and each reaches the others' memory.
+    """Return devices of a host that one session may have: of one kind, with peer access to each other.
 
-    The most that there are of any kind; empty where they are fewer than ``least`` (default: the request's count).
+    The result is the largest such set; empty where it is smaller than ``least`` (default: the request's count).
     """
     kinds: defaultdict[object, list[DeviceRecord]] = defaultdict(list)
     for device in devices:
@@ -332,19 +332,19 @@ def alike(request: Request, devices: Sequence[DeviceRecord], least: int | None =
 
 
 def reaches(device: DeviceRecord, other: DeviceRecord) -> bool:
-    """Whether kernels on it reach the other's memory: as their node tells (:data:`rgpu.session.facts.PEERS`)."""
+    """Whether its kernels can access the other's memory, as their node reports (:data:`rgpu.session.facts.PEERS`)."""
     attributes = device.facts.get("attributes") or {}
     mask = attributes.get(PEERS, attributes.get(str(PEERS), 0))
     return bool(int(mask) >> int(other.device.rpartition(":")[2]) & 1)
 
 
 def named(request: Request, device: DeviceRecord) -> bool:
-    """Whether the request names the device, or none."""
+    """Whether the request names the device, or no device."""
     return request.device is None or device.device in parts(request.device)
 
 
 def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = ()) -> str | None:
-    """Why the node takes no such session now."""
+    """Return why the node takes no such session now; None: it does."""
     if node.state != "ready":
         return f"{node.host} is {node.state}" + (f" ({node.reason})" if node.reason else "")
     if node.host in request.avoid_hosts:
@@ -357,7 +357,7 @@ def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = (
 
 
 def device_refuses(promises: Promises, node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
-    """Why the device cannot take the session."""
+    """Return why the device cannot take the session; None: it can."""
     where = f"{device.device} of {node.host}"
     if not device.healthy:
         return f"{where} is unhealthy" + (f" ({device.reason})" if device.reason else "")
@@ -378,13 +378,13 @@ def device_refuses(promises: Promises, node: NodeRecord, device: DeviceRecord, r
 
 
 def unsuitable(node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
-    """Why the device would not do even if nobody else used it, its memory's size apart."""
+    """Return why the device would not do even if it were empty, apart from its memory's size; None: it would."""
     why = _unlike(device, request)
     return None if why is None else f"{device.device} of {node.host} {why}"
 
 
 def suits(device: DeviceRecord, request: Request) -> bool:
-    """Whether a device of that kind would do: :func:`unsuitable` has nothing against it, wherever it is."""
+    """Whether a device of that kind would do by :func:`unsuitable`, on any node."""
     return _unlike(device, request) is None
 
 
@@ -406,7 +406,7 @@ def _unlike(device: DeviceRecord, request: Request) -> str | None:
 
 
 def is_model(name: str, wanted: str) -> bool:
-    """Whether a device of that name is what a person calls ``wanted``: its words, one after the other.
+    """Whether a device name matches the model ``wanted`` of a user, as consecutive words.
 
     ``H200`` and ``nvidia h200`` are "NVIDIA H200"; ``A10`` is not "NVIDIA A100".
     """
@@ -415,7 +415,7 @@ def is_model(name: str, wanted: str) -> bool:
 
 
 def suitable(snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
-    """Devices that would take the session if they were empty, in whatever state they and their hosts are."""
+    """Return the devices that would take the session if they were empty, in any state of them and their hosts."""
     if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.suitable(snapshot, request)
     found = []
@@ -428,9 +428,9 @@ def suitable(snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, Dev
 
 
 def sizes(snapshot: Snapshot, request: Request) -> list[int]:
-    """Least and most memory of the devices that would do if they were empty, however much is asked; [] for none.
+    """Return least and most memory of the devices that would do if they were empty, for any quota; [] for none.
 
-    For a request of several: the most that some host has so many devices of.
+    For several devices: the most memory that enough devices of one host have.
     """
     if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.sizes(snapshot, request)
@@ -443,7 +443,7 @@ def sizes(snapshot: Snapshot, request: Request) -> list[int]:
 
 
 def room(snapshot: Snapshot, request: Request) -> Room:
-    """What is free for a request that waits."""
+    """Return the free capacity for a waiting request."""
     if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.room(snapshot, request)
     places = [(node, device) for node, device in suitable(snapshot, request)
@@ -462,7 +462,8 @@ def room(snapshot: Snapshot, request: Request) -> Room:
 
 
 def never_fits(snapshot: Snapshot, request: Request) -> str | None:
-    """Why no device of this pool takes the session even when it is empty, and the largest that one would."""
+    """Return why no device of the pool takes the session even when empty, with the largest that fits; None: one does.
+    """
     found = sizes(snapshot, request)
     if found and found[-1] >= request.quota:
         return None
@@ -482,14 +483,14 @@ def never_fits(snapshot: Snapshot, request: Request) -> str | None:
 
 
 def share_of_memory(snapshot: Snapshot, request: Request, share: int) -> int:
-    """Bytes that ``share`` per cent of a device are, by the smallest that would do: what ``--gpus`` means without
+    """Return the bytes of ``share`` per cent of the smallest suitable device: the meaning of ``--gpus`` without
     ``--memory``. 0 where there is none."""
     found = sizes(snapshot, request)
     return found[0] * share // WHOLE >> 20 << 20 if found else 0
 
 
 def sized(snapshot: Snapshot, request: Request, share: int, default: int) -> Request:
-    """The request with its memory: as asked for, else ``share`` per cent of a device's, else ``default``."""
+    """Return the request with its memory: as requested, else ``share`` per cent of a device's, else ``default``."""
     if request.quota:
         return request
     return replace(request, quota=(share_of_memory(snapshot, request, share) if share else 0) or default)
@@ -500,5 +501,5 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def mebibytes(count: int) -> str:
-    """``400 MiB``; bytes where that would not be the whole truth."""
+    """Return a size in words: ``400 MiB``; in bytes where it is not a whole number of MiB."""
     return f"{count >> 20} MiB" if count % (1 << 20) == 0 else f"{count} bytes"

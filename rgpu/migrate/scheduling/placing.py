@@ -1,4 +1,4 @@
-"""Where a request goes now, or why nowhere: one decision, with its reason."""
+"""Placement of one request now, or the reason why it fits nowhere."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rgpu.session.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A decision: the devices of one host, and why."""
+    """Chosen place: devices of one host, and why."""
 
     host: str
     devices: tuple[int, ...]
     reason: str
 
     def placed(self, request: Request, now: float = 0.0) -> Placed:
-        """The session at this place, from ``now`` on."""
+        """Return the session at this place, from ``now`` on."""
         return Placed(request.name, request.demand, self.host, self.devices, request.priority, now,
                       anti_affinity=request.anti_affinity)
 
 
 def place(index: Index, request: Request, policy: str = "fgd", seed: int = 0,
           allowed: Bools | None = None) -> Place | None:
-    """The best place by ``policy``, or None when it fits nowhere now (:func:`why_not` says why).
+    """Return the best place by ``policy``, or None when it fits nowhere now (:func:`why_not` gives the reason).
 
     ``allowed``: devices to choose from (rows by columns), where the caller excludes some. The same
     arguments give the same answer; ``seed`` matters to the policy ``random`` only.
@@ -48,7 +48,7 @@ def place(index: Index, request: Request, policy: str = "fgd", seed: int = 0,
 
 
 def _remembered(index: Index, request: Request, policy: str, allowed: Bools | None) -> Place | None:
-    """One device: by the scores kept for such a demand, of which only changed rows are worked out anew."""
+    """Place a demand of one device by its cached scores, of which only changed rows are computed anew."""
     keys = scores.keys(index, request.demand, policy)
     first = keys[0]
     if allowed is not None:
@@ -75,14 +75,14 @@ def _place(index: Index, request: Request, policy: str, row: int, columns: Ints,
 
 
 def _rivals(index: Index, request: Request) -> list[int]:
-    """Rows that have a session of the same anti-affinity group."""
+    """Return the rows that have a session of the same anti-affinity group."""
     if not request.anti_affinity:
         return []
     return [row for (group, row), count in index.groups.items() if group == request.anti_affinity and count > 0]
 
 
 def candidates(index: Index, request: Request, allowed: Bools | None = None) -> Places:
-    """Every place that fits; of several devices of one host, the tightest set."""
+    """Return every place that fits; for several devices, the tightest set of each host."""
     need = request.demand
     rows = index.admits(need)
     rows[_rivals(index, request)] = False
@@ -106,7 +106,7 @@ def _several(index: Index, need: Demand, fits: Bools) -> Places:
 
 
 def why_not(index: Index, request: Request) -> str:
-    """Why it fits nowhere now: what is free in all, and the largest piece of it."""
+    """Return why it fits nowhere now: what is free in all, and the largest piece of it."""
     need = request.demand
     rows = index.admits(need)
     if not rows.any():
@@ -118,7 +118,7 @@ def why_not(index: Index, request: Request) -> str:
 
 
 def never_fits(index: Index, request: Request) -> str | None:
-    """Why no empty pool would fit it, with the largest request that would; None when one would."""
+    """Return why it would not fit even in the empty pool, with the largest request that would; None when it would."""
     need = request.demand
     best: tuple[int, int] = (0, 0)
     models: set[str] = set()

@@ -1,4 +1,4 @@
-"""The policies: each scores the places that fit; the least score wins, the first of equals.
+"""Placement policies: each scores the places that fit; the least score wins, the first of equals.
 
 Scores are tuples of arrays (first key, second key, ...), one entry for each candidate place.
 """
@@ -19,13 +19,13 @@ DUST = 1e-6  #: scores closer than this are equal: sums in another order must no
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Candidates: ``rows[i]`` with its devices ``columns[i]`` (as many as the demand wants)."""
+    """Candidates: ``rows[i]`` with its devices ``columns[i]`` (as many as in the demand)."""
 
     rows: Ints
     columns: Ints  #: (candidates, gpus)
 
     def hosts(self) -> tuple[Ints, Ints]:
-        """The distinct rows, and for each candidate where its row is among them. (``rows`` rises.)"""
+        """Return the distinct rows, and for each candidate the index of its row among them. (``rows`` is sorted.)"""
         first = np.ones(len(self.rows), bool)
         np.not_equal(self.rows[1:], self.rows[:-1], out=first[1:])
         return self.rows[first], np.cumsum(first) - 1
@@ -35,13 +35,13 @@ Score = Callable[[Index, Demand, Places, np.random.Generator], tuple[Floats, ...
 
 
 def by_random(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
-    """Any place that fits: a node at random, then one of its devices at random."""
+    """Score at random: a node at random, then one of its devices at random."""
     node = random.random(len(index.nodes))
     return (node[places.rows], random.random(len(places.rows)))
 
 
 def by_best_fit(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
-    """The node with the least left (GPU and CPU, as shares of the largest node's), then the tightest device."""
+    """Prefer the node with the least left (GPU and CPU, as shares of the largest node's), then the tightest device."""
     free = index.free()
     most = max(free.shape[1] * WHOLE, 1)
     rows, where = places.hosts()
@@ -50,7 +50,7 @@ def by_best_fit(index: Index, need: Demand, places: Places, random: np.random.Ge
 
 
 def by_packing(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
-    """Devices already shared first, then idle devices of hosts in use, then idle hosts; the tightest of each."""
+    """Prefer shared devices, then idle devices of hosts in use, then idle hosts; the tightest of each."""
     free = index.free()
     rows, where = places.hosts()
     idle = (free[rows] >= WHOLE) & index.exists[rows]
@@ -62,21 +62,21 @@ def by_packing(index: Index, need: Demand, places: Places, random: np.random.Gen
 
 
 def by_gradient(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
-    """Where fragmentation falls most (or rises least), as a mark of 0 to 100; best-fit among equals."""
+    """Prefer the largest decrease (or least increase) of fragmentation, as a mark of 0 to 100; then best-fit."""
     return (-marks(gradient(index, need, places)), *by_best_fit(index, need, places, random))
 
 
 def marks(rises: Floats) -> Floats:
-    """Whole marks of 0 to 100 for what fragmentation would rise by (per cent of a device): 50 for no change.
+    """Return whole marks of 0 to 100 for increases of fragmentation (per cent of a device): 50 for no change.
 
-    Published FGD marks so (a sigmoid, cut to whole numbers): places within about 4 % of a device are equal, and
-    the next key decides. Exact gradients leave it no ties, and place worse (docs/developers/simulation.md).
+    Published FGD uses the same marks (a sigmoid, truncated to whole numbers): places within about 4 % of a device are
+    equal, and the next key decides. Exact gradients have no ties, and place worse (docs/developers/simulation.md).
     """
     return np.asarray(np.floor(100 / (1 + np.exp(rises / WHOLE)) + DUST))
 
 
 def gradient(index: Index, need: Demand, places: Places) -> Floats:
-    """What fragmentation would rise by at each place, in per cent of a device."""
+    """Return the increase of fragmentation at each place, in per cent of a device."""
     if need.gpus == 1 and need.cpu_milli == 0:
         return _gradient_of_one(index, need, places)
     mix, columns = index.mix, places.columns
@@ -101,7 +101,7 @@ def gradient(index: Index, need: Demand, places: Places) -> Floats:
 
 
 def _gradient_of_one(index: Index, need: Demand, places: Places) -> Floats:
-    """:func:`gradient` where one device changes and the host's CPU does not: nothing else of the host counts."""
+    """Return :func:`gradient` where one device changes and the host's CPU does not: only that device counts."""
     mix, width = index.mix, index.effective.shape[1]
     at = places.rows * width + places.columns[:, 0]
     old, total = index.effective.ravel().take(at), index.total_memory.ravel().take(at)
@@ -120,7 +120,7 @@ def _gradient_of_one(index: Index, need: Demand, places: Places) -> Floats:
 
 
 def _memory_left(index: Index, need: Demand, places: Places) -> Ints:
-    """Free memory of each place's devices after the session came, in per cent."""
+    """Return the free memory of each place's devices after the placement, in per cent."""
     at = places.rows[:, None], places.columns
     total = index.total_memory[at]
     left = (index.memory[at] - need.memory_mib) * WHOLE // np.maximum(total, 1)
@@ -132,7 +132,7 @@ def _tightness(free: Ints, places: Places) -> Floats:
 
 
 def least(score: tuple[Floats, ...]) -> int:
-    """The first candidate of the least score."""
+    """Return the first candidate of the least score."""
     best = np.arange(len(score[0]))
     for key in score:
         values = key[best]
@@ -143,7 +143,7 @@ def least(score: tuple[Floats, ...]) -> int:
 
 
 def least_fragmenting(index: Index, need: Demand, places: Places) -> int:
-    """Find the place that :func:`by_gradient` puts first; best-fit is worked out for its equals alone."""
+    """Find the place that :func:`by_gradient` puts first; best-fit is computed only for its equals."""
     mark = marks(gradient(index, need, places))
     best = np.flatnonzero(mark >= mark.max() - DUST)
     if len(best) == 1:

@@ -12,7 +12,7 @@ from rgpu.migrate.scheduling.snapshot import Request, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that waits: its position and why."""
+    """Waiting request with its position and the reason."""
 
     request: Request
     position: int  #: 1: the head
@@ -20,12 +20,12 @@ class Waiting:
 
 
 def ordered(queue: Iterable[Request]) -> list[Request]:
-    """Highest priority first, then the one that came first, then by name."""
+    """Sort by priority, the highest first, then by arrival, then by name."""
     return sorted(queue, key=lambda request: (-request.priority, request.arrived, request.name))
 
 
 def positions(index: Index, snapshot: Snapshot) -> list[Waiting]:
-    """The queue as people see it."""
+    """Return the queue in the form shown to people."""
     waiting = []
     for n, request in enumerate(ordered(snapshot.queue), 1):
         why = never_fits(index, request) or (why_not(index, request) if place(index, request) is None
@@ -36,9 +36,9 @@ def positions(index: Index, snapshot: Snapshot) -> list[Waiting]:
 
 def serve(index: Index, queue: Iterable[Request], policy: str = "fgd", seed: int = 0,
           backfill: int = 0) -> list[tuple[Request, Place]]:
-    """Those that can be placed now, in order, each place counted before the next is looked for.
+    """Return the requests that can be placed now, in order; each place counts before the next one is chosen.
 
-    The head is not overtaken by more than ``backfill`` smaller ones in one pass.
+    At most ``backfill`` smaller requests overtake the head in one pass.
     """
     trial, placed, skipped = index.copy(), [], 0
     for request in ordered(queue):

@@ -1,7 +1,7 @@
-"""The sessions of one run: its first one NAME, and NAME/2, NAME/3 … of its further processes. Pure.
+"""Sessions of one run: the first is NAME, those of further processes are NAME/2, NAME/3 … Pure.
 
-They share what the first was promised, as processes share a GPU at home: on a device the largest of their claims counts
-for all (:func:`rgpu.migrate.scheduling.placement.promised_in_all`), and each goes where the others are.
+They share the promise of the first, as processes share a local GPU: on a device the largest of their claims counts
+for all (:func:`rgpu.migrate.scheduling.placement.promised_in_all`), and each is placed beside the others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from rgpu.session.errors import AlreadyExists, NotFound, Refused
 
 
 def others_of(sessions: Iterable[SessionRecord], session: str) -> list[SessionRecord]:
-    """The live sessions, but ``session``, of its run; those first that began first."""
+    """Return the live sessions of the run of ``session``, without it, in the order in which they began."""
     run = run_of(session)
     found = [one for one in sessions if one.run == run and one.live and one.name != session]
     return sorted(found, key=lambda one: (one.created, one.name))
 
 
 def check_run(sessions: Iterable[SessionRecord], session: str, agent: str) -> None:
-    """Raises :class:`AlreadyExists` for a run of somebody else's, and for a new run while processes of one are left."""
+    """Check the run of a new session. Raises :class:`AlreadyExists` for a run of another user, and for a new run while
+    processes of an old one of that name are left.
+    """
     run, others = run_of(session), others_of(sessions, session)
     if any(one.agent != agent for one in others):
         raise AlreadyExists(f"there is a run {run} of somebody else's: choose another name with --name",
@@ -35,9 +37,9 @@ def check_run(sessions: Iterable[SessionRecord], session: str, agent: str) -> No
 
 
 def beside(snapshot: Snapshot, request: Request) -> Choice | None:
-    """The place of another session of its run, where this one would do; None for a run's first, or where none is.
+    """Return a place beside another session of its run, where that is suitable; None: there is none.
 
-    What waits in line does not keep it away: the room was promised to its run before.
+    Waiting requests do not prevent it: the place was promised to its run before.
     """
     if "/" not in request.session:
         return None
@@ -58,7 +60,7 @@ def beside(snapshot: Snapshot, request: Request) -> Choice | None:
 
 
 def kept_together(sessions: Sequence[SessionRecord]) -> dict[str, str]:
-    """Sessions that are not moved to make room, since others of their run share their device; and why."""
+    """Return the sessions that are not moved to make room, since others of their run share their device; and why."""
     runs = Counter(one.run for one in sessions if one.run and one.live)
     if len(runs) == sum(runs.values()):
         return {}

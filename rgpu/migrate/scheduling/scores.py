@@ -1,7 +1,7 @@
-"""Scores kept between decisions: for each demand, every device's, brought up to date row by row.
+"""Scores kept between decisions: for each demand those of all devices, updated row by row.
 
-A decision changes one row, and the same few demands come again and again, so that most decisions
-score a handful of devices instead of all. For demands of one device and policies that do not draw lots.
+A decision changes one row, and the same few demands recur, so that most decisions
+score a few devices instead of all. For demands of one device and deterministic policies.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from rgpu.migrate.scheduling.index import Floats, Index, Ints, Scores
 from rgpu.migrate.scheduling.policies import POLICIES, Places
 from rgpu.migrate.scheduling.snapshot import Demand
 
-MAX_DEMANDS = 256  #: kept at once; the one that was used longest ago goes
+MAX_DEMANDS = 256  #: kept at once; the least recently used one is dropped
 
 
 def keys(index: Index, need: Demand, policy: str) -> list[Floats]:
-    """The policy's keys as grids (rows by devices); to be read only."""
+    """Return the policy's keys as grids (rows by devices); read-only."""
     name = (policy, need)
     kept = index.scores.pop(name, None)
     if kept is None:

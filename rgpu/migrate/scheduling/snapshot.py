@@ -1,7 +1,7 @@
-"""The pool as the scheduler sees it at one revision: immutable, whole numbers only.
+"""The scheduler's form of the pool at one revision: immutable, whole numbers only.
 
 Units: memory in MiB, compute in per cent of one device, host CPU in thousandths of a core,
-times in seconds of whatever clock the caller uses (the same for all).
+times in seconds of the caller's clock (one clock for all).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MEMORY_MIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one session takes: ``gpus`` devices of one host, and from each of them the same.
+    """Demand of one session: ``gpus`` devices of one host, with the same amounts of each.
 
     Raises :class:`UsageError` for values out of range.
     """
@@ -40,7 +40,7 @@ class Demand:
 
     @property
     def gpu_share(self) -> float:
-        """Devices' worth of compute."""
+        """Compute, in devices."""
         return self.gpus * self.compute / WHOLE
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class Demand:
 
 
 def demand(gpus: str, memory_mib: int = 0, compute: int | None = None, models: str = "") -> Demand:
-    """The demand that ``--gpus N|0.25 --memory MiB --compute PERCENT --gpu-model A|B`` asks for.
+    """Return the demand of the options ``--gpus N|0.25 --memory MiB --compute PERCENT --gpu-model A|B``.
 
     A fraction is that share of one device, rounded up to 1 %; ``--compute`` overrides it.
-    Raises :class:`UsageError` when it makes no sense.
+    Raises :class:`UsageError` for invalid values.
     """
     try:
         wanted = float(gpus)
@@ -76,7 +76,7 @@ def demand(gpus: str, memory_mib: int = 0, compute: int | None = None, models: s
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A session that wants a place. ``rivals``: its anti-affinity group; "" for none."""
+    """Request of a session for a place. ``anti_affinity``: its group; "" for none."""
 
     name: str
     demand: Demand
@@ -109,7 +109,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A session with its place, or (``reserved``) a place promised to one that is coming."""
+    """Session with its place, or (``reserved``) a place promised to a session."""
 
     name: str
     demand: Demand
@@ -117,26 +117,26 @@ class Placed:
     devices: tuple[int, ...]
     priority: int = 0
     started: float = 0.0
-    moved: float = float("-inf")  #: when it was moved last
-    pinned: str = ""  #: why it cannot be moved; "" when it can
+    moved: float = float("-inf")  #: time of its last move
+    pinned: str = ""  #: why it cannot be moved; "" when it can be
     anti_affinity: str = ""
     reserved: bool = False
-    used_mib: int | None = None  #: memory that a move would copy; None: what it was promised
-    share: float | None = None  #: devices' worth that it holds, where its compute does not say so
+    used_mib: int | None = None  #: memory that a move would copy; None: its promised memory
+    share: float | None = None  #: devices that it holds, where its compute does not determine that
 
     @property
     def weight(self) -> float:
-        """Devices' worth that it holds."""
+        """Devices that it holds."""
         return self.demand.gpu_share if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All of it, at ``revision``; ``now`` is the time that ages and cool-downs are counted from."""
+    """The pool at ``revision``; ages and cool-downs are relative to ``now``."""
 
     nodes: tuple[Node, ...]
     placed: tuple[Placed, ...] = ()
     queue: tuple[Request, ...] = ()
     now: float = 0.0
     revision: int = 0
-    recent: tuple[Demand, ...] = field(default=())  #: what was asked for lately: the mix for fragmentation
+    recent: tuple[Demand, ...] = field(default=())  #: recent requests: the mix for fragmentation

@@ -1,8 +1,8 @@
-"""The planners' view of the pool, kept between plans: the same as ``adapter.view``, made from what changed.
+"""The planners' view of the pool, kept between plans: the same as ``adapter.view``, updated from the changes.
 
-While a request waits, the leader plans each second. What planners know of a session follows from its
-record, from whether it may be moved, and from the hosts; where none of these changed, it is taken over,
-and the index is corrected by the sessions that did change. When a host changed, all is made anew.
+While a request waits, the leader plans every second. A session's entry depends on its
+record, on whether it may be moved, and on the hosts; where none of these changed, it is reused,
+and the index is updated by the changed sessions. When a host changed, everything is made anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rgpu.migrate.scheduling.snapshot import Placed
 
 
 class Views:
-    """One for each leader; :meth:`view` may be called from any thread."""
+    """Cache of the view, one for each leader; :meth:`view` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Views:
         self._demands = Demands(nodes)
         self._sessions: tuple[SessionRecord, ...] = ()
         self._pinned: Mapping[str, str] = {}
-        self._placed: dict[str, list[Placed]] = {}  #: session: what it holds, as planners count it
+        self._placed: dict[str, list[Placed]] = {}  #: session: its places in the planners' form
         self._claimed: dict[str, list[Claim]] = {}
         self._reserved: list[Placed] = []
         self._shares = Shares()
@@ -42,7 +42,7 @@ class Views:
         self._index: Index = build(pool_of(nodes), share_mix(self._shares.counts))
 
     def view(self, snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
-        """The pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
+        """Return the pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
         with self._lock:
             try:
                 if snapshot.nodes != self._nodes:
@@ -50,7 +50,7 @@ class Views:
                 self._follow(snapshot, pinned)
                 return self._made(snapshot)
             except BaseException:
-                self._begin(())  # half a step is never built upon
+                self._begin(())  # an incomplete update is discarded
                 raise
 
     def _follow(self, snapshot: Snapshot, pinned: Mapping[str, str]) -> None:
@@ -96,7 +96,7 @@ class Views:
                 self._index.give(one)
 
     def _made(self, snapshot: Snapshot) -> View:
-        self._index.changed.clear()  # nobody scores on this one: what is planned on are copies
+        self._index.changed.clear()  # no scores are cached on this index: planners use copies
         index = self._index.copy()
         index.mix = share_mix(self._shares.counts)
         placed = [one for session in snapshot.sessions for one in self._placed.get(session.name, ())]

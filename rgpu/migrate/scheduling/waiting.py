@@ -1,9 +1,9 @@
-"""The queue of requests that wait for a place, its order, and which gets one now: pure.
+"""The queue of requests that wait for a place, its order, and the choice of those that get one now: pure.
 
-Two kinds wait in one line: requests (``queue/NAME``) and parked sessions. By priority, then by age.
-One that does not fit keeps every device that could ever take it from those behind it: nobody is
-overtaken on what he waits for, however small the others are, and nobody waits for a device that
-the one before him has no use for.
+Two kinds of entries are in one queue: requests (``queue/NAME``) and parked sessions, by priority, then by age.
+For an entry that does not fit, every device that could ever take it is kept from the entries behind it: no entry is
+overtaken on the devices that it waits for, however small the others are, and no entry waits for a device that
+the entries before it cannot use.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One in the line. ``arrived``: unix time. ``hold``: why it is not served now, whatever is free.
+    """Entry of the queue. ``arrived``: Unix time, s. ``hold``: why it is not served now, whatever is free.
 
-    ``user``: whose quota must have room for it; empty: nobody's, as for a parked session, which counts already.
+    ``user``: the user whose quota must allow it; empty: none, as for a parked session, which counts already.
     """
 
     request: Request
@@ -57,40 +57,39 @@ class Entry:
     parked: bool = False
     hold: str = ""
     user: str = ""
-    wish: Wish | None = None  #: of a gang, whose request is that of one rank
+    wish: Wish | None = None  #: form of a gang, whose request is that of one rank
 
     @property
     def name(self) -> str:
         return self.request.session
 
     def asks(self, shares: bool = False) -> Use:
-        """Return what it will count against its user's quota; ``shares``: the memory and compute of its run's others.
-        """
+        """Return its use against its user's quota; ``shares``: it shares memory and compute with others of its run."""
         request = self.request
         if self.wish is not None:
             each, ranks = request.gpus, self.wish.ranks
-            members = -(-ranks // MAX_GPUS) if self.wish.spread else ranks  # a spread one's hosts are not known yet
+            members = -(-ranks // MAX_GPUS) if self.wish.spread else ranks  # a spread gang's hosts are not known yet
             return Use(members, request.quota * each * ranks, request.compute * each * ranks)
         return Use(1) if shares else Use(1, request.quota * request.gpus, request.compute * request.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One that gets nothing now. ``never``: no device that the pool has at the moment would do."""
+    """Entry that gets no place now. ``never``: no present device of the pool would do."""
 
     entry: Entry
     position: int  #: 1: the head
     reason: str
     never: bool = False
-    error: RgpuError | None = None  #: why, device by device
+    error: RgpuError | None = None  #: the reason for each device
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """``placed``: in the order of the line."""
+    """Result of serving the queue. ``placed``: in the order of the queue."""
 
     placed: tuple[tuple[Entry, Choice], ...] = ()
-    gangs: tuple[tuple[Entry, Placed], ...] = ()  #: those among them that are gangs, with all their places
+    gangs: tuple[tuple[Entry, Placed], ...] = ()  #: placed gangs, with all their places
     waiting: tuple[Waiting, ...] = ()
 
     def choice(self, name: str) -> Choice | None:
@@ -107,12 +106,12 @@ class Served:
 
     @property
     def head(self) -> Waiting | None:
-        """The first that waits for room, and not for a device that the pool has not; gangs apart."""
+        """First waiting entry, gangs apart, that is not on hold and could be placed on a present device."""
         return self._first(of_gangs=False)
 
     @property
     def head_gang(self) -> Waiting | None:
-        """The first gang that does."""
+        """First waiting gang that is not on hold and could be placed on present devices."""
         return self._first(of_gangs=True)
 
     def _first(self, of_gangs: bool) -> Waiting | None:
@@ -121,7 +120,7 @@ class Served:
 
 
 def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:
-    """A request that waits, of ``user``."""
+    """Make the entry of a request of ``user``."""
     wants = record.wants
     request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
@@ -129,7 +128,7 @@ def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:
 
 
 def gang_waits(records: Iterable[QueueRecord], hold: str = "", user: str = "") -> Entry:
-    """The requests of one gang, as one in the line: as old as the oldest of them, and held until all have come."""
+    """Make one entry of the requests of a gang: as old as the oldest of them, and held until all have arrived."""
     found = sorted(records, key=lambda one: (one.arrived, one.name))
     first = found[0]
     assert first.gang is not None
@@ -143,7 +142,8 @@ def gang_waits(records: Iterable[QueueRecord], hold: str = "", user: str = "") -
 
 
 def parked(record: SessionRecord, hold: str = "") -> Entry:
-    """A parked session: its age is that of the session, so that it is the first of its priority to come back."""
+    """Make the entry of a parked session: its age is the session's, so that it is the first of its priority to return.
+    """
     store = record.parked.store if record.parked else ""
     return Entry(request_for(record, store=store), record.wants.priority, record.created, True, hold)
 
@@ -157,17 +157,17 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = None,
           bandwidth: Bandwidth | None = None) -> Served:
-    """Decide which requests get which places now; each place is counted before the next one is looked for.
+    """Decide which requests get which places now; each place counts before the next one is chosen.
 
     A gang gets all its places or none, and keeps none while it waits. ``bandwidth``: between hosts, where it is known.
-    One that its user's quota has no room for keeps no device from others. A request that waits for a place keeps its
-    part of the quota from the same user's requests behind it.
+    For a request above its user's quota no device is kept from others. For a request that waits for a place its
+    part of the quota is kept from the same user's requests behind it.
     """
     placed: list[tuple[Entry, Choice]] = []
     gangs: list[tuple[Entry, Placed]] = []
     waiting: list[Waiting] = []
     kept: dict[Place, str] = {}
-    ahead: dict[str, Use] = {}  #: of each user's quota, by those before
+    ahead: dict[str, Use] = {}  #: by user: use of the quota by the entries before
     everything = sum(len(node.devices) for node in snapshot.nodes)
     for position, entry in enumerate(in_order(entries), 1):
         request = replace(entry.request, kept=kept)
@@ -183,10 +183,10 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = 
                                        verdict.error(entry.user, session=entry.name)))
                 continue
             ahead[entry.user] = before + asks
-        if kept and len(kept) == everything:  # the usual case of a long line: no need to look
+        if kept and len(kept) == everything:  # the usual case in a long queue: nothing to choose from
             waiting.append(Waiting(entry, position, _behind(kept)))
             continue
-        if entry.wish is not None:  # it keeps no device from those behind it: they may use what it cannot begin with
+        if entry.wish is not None:  # no device is kept for a gang, which takes all or none
             try:
                 together = place_gang(snapshot, request, entry.wish, bandwidth)
             except (Refused, NotFound) as error:
@@ -218,7 +218,7 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = 
 
 
 def _shares(snapshot: Snapshot, entry: Entry) -> bool:
-    """Whether it is a further process of a run, which shares what its run was promised."""
+    """Whether it is a further process of a run, which shares the run's promise."""
     return "/" in entry.name and bool(others_of(snapshot.sessions, entry.name))
 
 
@@ -228,7 +228,7 @@ def _behind(kept: dict[Place, str]) -> str:
 
 
 def why_waits(snapshot: Snapshot, request: Request) -> str:
-    """What is free in all for such a request, and the largest piece of it; or who is before it."""
+    """Return the reason of a wait: the free total and largest piece for such a request, or the entries before it."""
     found = room(snapshot, request)
     if not found.ready:
         return f"no device that would do is ready: {_wanted(request)}"
@@ -255,7 +255,7 @@ def _wanted(request: Request) -> str:
 
 
 def row(record: QueueRecord | SessionRecord, told: Waiting | None, now: float) -> dict[str, object]:
-    """One that waits, as ``rgpu ps``, ``rgpu top`` and ``pool.status`` show it."""
+    """Return a waiting entry in the form of ``rgpu ps``, ``rgpu top`` and ``pool.status``."""
     waits_since = record.arrived if isinstance(record, QueueRecord) else \
         record.parked.when if record.parked else record.changed
     return {"name": record.name, "kind": "request" if isinstance(record, QueueRecord) else "parked",

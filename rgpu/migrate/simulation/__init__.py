@@ -1,1 +1,1 @@
-"""A virtual clock over recorded task lists, driving the scheduling code that the coordinator runs."""
+"""Simulation with a virtual clock: recorded task lists drive the scheduling code that the coordinator runs."""

@@ -1,11 +1,11 @@
-"""The arrivals of one simulated run, drawn from a task list with a seed.
+"""Arrivals of one simulated run, drawn from a task list with a seed.
 
 *Filling* (the published experiment): every task of the list once, in an order drawn with the seed,
 and from then on tasks drawn with replacement, arrive a second apart until their demand is ``load``
 times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
-demand is ``load`` times its GPUs, drawn by how likely one finds them running (lifetime), the oldest
-placed first; then tasks arrive at random at the rate that keeps up that load, and end when they did.
-Tasks that never ran have no lifetime, and come into filled pools only.
+demand is ``load`` times its GPUs, drawn with probabilities proportional to their lifetimes, the oldest
+placed first; then tasks arrive at random at the rate that keeps up that load, and end after their
+recorded lifetimes. Tasks that never ran have no lifetime, and are used in filled pools only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from rgpu.migrate.simulation.trace import Task
 from rgpu.session.errors import UsageError
 
 FOREVER = float("inf")
-SHORTEST = 1.0  #: seconds that a task lives at least
+SHORTEST = 1.0  #: least lifetime of a task, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """``at`` is 0 for the sessions that a run begins with; their request tells their age (``arrived`` < 0)."""
+    """Arrival of a task. ``at`` is 0 for the sessions that a run begins with; their age is in their request
+    (``arrived`` < 0).
+    """
 
     at: float
     request: Request
@@ -33,7 +35,7 @@ class Arrival:
 
 
 def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Arrival]:
-    """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
+    """Draw arrivals that fill the pool. Raises :class:`UsageError` for a list in which no task asks for a GPU."""
     _check(tasks)
     arrivals: list[Arrival] = []
     draw, demanded = random.Random(seed), 0.0
@@ -48,7 +50,7 @@ def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Ar
 
 
 def churn(tasks: Sequence[Task], gpus: int, load: float, seed: int, seconds: float) -> list[Arrival]:
-    """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
+    """Draw arrivals of a churn. Raises :class:`UsageError` for a list in which no task asks for a GPU."""
     _check(tasks)
     draw = random.Random(seed)
     ran = [(task, max(task.life, SHORTEST)) for task in tasks if task.life is not None]

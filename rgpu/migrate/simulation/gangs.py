@@ -1,4 +1,4 @@
-"""Tasks of a list that want several GPUs, as gangs: on one host as ever, else over several, by the leader's own choice.
+"""Tasks with several GPUs as gangs: on one host if possible, else over several, chosen by the leader's code.
 
 A rank has one GPU and its part of the task's CPU and memory; a member has all ranks of its host.
 """
@@ -16,13 +16,13 @@ from rgpu.migrate.scheduling.snapshot import Demand, Node, Placed, Request
 
 
 def rank_of(demand: Demand, ranks: int = 1) -> Demand:
-    """What ``ranks`` of a task that wants several GPUs take on one host."""
+    """Return the demand of ``ranks`` of a task with several GPUs on one host."""
     return replace(demand, gpus=ranks, cpu_milli=-(-demand.cpu_milli * ranks // demand.gpus),
                    host_memory_mib=-(-demand.host_memory_mib * ranks // demand.gpus))
 
 
 def members(index: Index, request: Request) -> list[Placed]:
-    """The places of a gang over several hosts now, one for each host; none where not all of it has room."""
+    """Return the places of a gang over several hosts now, one for each host; none where the whole gang does not fit."""
     demand = request.demand
     one = rank_of(demand)
     fits = index.fits(one) & index.admits(one)[:, None]
@@ -40,7 +40,7 @@ def members(index: Index, request: Request) -> list[Placed]:
 
 
 def ever_fits(nodes: Sequence[Node], demand: Demand) -> bool:
-    """Whether the pool, were it empty, has room for all ranks of a gang."""
+    """Whether the empty pool could take all ranks of a gang."""
     one, room = rank_of(demand), 0
     for node in nodes:
         if not demand.models or node.model in demand.models:
@@ -52,5 +52,5 @@ def ever_fits(nodes: Sequence[Node], demand: Demand) -> bool:
 
 
 def _times(free: np.ndarray, each: int) -> np.ndarray:
-    """How many ranks each row has so much of left for."""
+    """Return for how many ranks, of ``each`` units, the free amount of each row is enough."""
     return free // each if each else np.full(free.shape, np.iinfo(np.int64).max)

@@ -14,15 +14,15 @@ COLOURS = {"random": "tab:red", "best-fit": "tab:blue", "packing": "tab:orange",
 
 
 def check() -> None:
-    """Raises :class:`UsageError` where nothing can be drawn."""
+    """Check that plots can be drawn. Raises :class:`UsageError` where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'rgpu-live[plot]'")
 
 
 def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """One file for each of :data:`SHOWN` of which there was any.
+    """Draw one file for each of :data:`SHOWN` that has values; return their paths.
 
-    Raises :class:`UsageError` without matplotlib, :class:`StoreError` when the folder takes no files.
+    Raises :class:`UsageError` without matplotlib, :class:`StoreError` when the folder cannot be written.
     """
     check()
     import matplotlib
@@ -35,7 +35,7 @@ def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, label in SHOWN.items():
             if not any(any(report["seeds"][0]["series"][name]) for report in reports):
-                continue  # nothing of it happened
+                continue  # all values are zero
             figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
             for report in reports:
                 points = report["seeds"][0]["series"]
@@ -54,5 +54,5 @@ def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _unit(report: dict[str, Any]) -> int:
-    """Seconds of one step of the time axis: hours; where a pool is filled a task arrives each second."""
+    """Return the seconds of one unit of the time axis: an hour; when a pool is filled, a second (one task)."""
     return 3600 if report["churn_hours"] is not None else 1

@@ -1,4 +1,4 @@
-"""Runs over several seeds, summed up as the documented JSON and as the rows of a table."""
+"""Results of runs over several seeds, as the documented JSON and as the rows of a table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rgpu.migrate.simulation.arrivals import churn, filling
 from rgpu.migrate.simulation.run import Options, Result, Run
 from rgpu.migrate.simulation.trace import Task
 
-#: Of every seed and of the mean; what each means stands in docs/developers/simulation.md.
+#: Figures of every seed and of the mean, described in docs/developers/simulation.md.
 FIGURES = ("allocated_share", "fragmented_gpus", "fragmented_gpuless", "refused", "moves", "moves_per_hour",
            "moved_gib", "move_gpu_s", "waiting_s", "decision_us", "decision_p99_us", "sessions",
            "spread")
-SETTLED = 0.5  #: of a churn run: from there on its figures are averaged
+SETTLED = 0.5  #: part of a churn run after which its figures are averaged
 
 
 def simulate(nodes: Sequence[Node], tasks: Sequence[Task], load: float, seeds: int, hours: float | None,
@@ -37,7 +37,7 @@ def simulate(nodes: Sequence[Node], tasks: Sequence[Task], load: float, seeds: i
 
 
 def figures(result: Result, settled: bool) -> dict[str, float]:
-    """A run's figures: its end, or (``settled``) the mean over its second half."""
+    """Return a run's figures: at its end, or (``settled``) the mean over its second half."""
     samples = result.samples[int(len(result.samples) * SETTLED):] if settled else result.samples[-1:]
     times = sorted(result.decision_us) or [0.0]
     hours = max(result.samples[-1].at / 3600, 1e-9)
@@ -54,7 +54,7 @@ def figures(result: Result, settled: bool) -> dict[str, float]:
 
 
 def series(result: Result, most: int = 200) -> dict[str, list[float]]:
-    """What the plots show, thinned to about ``most`` points."""
+    """Return the series for the plots, thinned to about ``most`` points."""
     samples = result.samples[::max(1, len(result.samples) // most)]
     return {"at": [s.at for s in samples], "allocated": [round(s.allocated, 4) for s in samples],
             "fragmented": [round(s.fragmented, 1) for s in samples], "refused": [s.refused for s in samples],

@@ -1,7 +1,7 @@
-"""One run: a virtual clock, and the pool's decisions taken by the scheduling package.
+"""One simulated run: a virtual clock, and the pool's decisions by the scheduling package.
 
 A session that moves holds both places until the move is over; a request for which room is made holds
-its place from the moment the plan is adopted, and starts when all its moves are over.
+its place from the moment that the plan is accepted, and starts when all its moves are over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rgpu.migrate.simulation.arrivals import FOREVER, Arrival
 from rgpu.migrate.simulation.gangs import ever_fits, members
 from rgpu.migrate.simulation.trace import Task
 
-OVERTAKEN = 32  #: requests that may be looked at behind a waiting one, in one pass over the queue
+OVERTAKEN = 32  #: requests that are tried after a waiting one, in one pass over the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +35,45 @@ class Options:
     policy: str = "fgd"
     rebalance: bool = False
     seed: int = 0
-    tick: float = 60.0  #: seconds between looks at queue and fragmentation
+    tick: float = 60.0  #: seconds between checks of queue and fragmentation
     max_wait: float = 1800.0  #: seconds after which a waiting request counts as refused
-    gpu_memory_mib: int = 16384  #: what a session that has a whole GPU uses, and a move copies
+    gpu_memory_mib: int = 16384  #: memory that a session with a whole GPU uses, and a move copies
     costs: Costs = Costs()
     limits: Limits = Limits()
-    gangs: bool = False  #: tasks of several GPUs may go over several hosts
+    gangs: bool = False  #: tasks of several GPUs may be spread over several hosts
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at the simulated pool: ``at`` s, shares of its GPUs."""
+    """Sample of the simulated pool at ``at`` s, as shares of its GPUs."""
 
     at: float
     allocated: float
     fragmented: float
-    gpuless: float  #: of ``fragmented``: what is only unusable to requests without GPU, whatever is moved
+    gpuless: float  #: part of ``fragmented`` that only requests without GPU cannot use, regardless of moves
     refused: int
     moves: int
-    waiting: float  #: mean seconds that requests since the last sample waited, with those still waiting
+    waiting: float  #: mean seconds that requests waited since the last sample, including those that still wait
 
 
 @dataclass
 class Result:
-    """``decision_us``: the CPU time of each placement decision."""
+    """Result of a run. ``decision_us``: CPU time of each placement decision, µs."""
 
     samples: list[Sample] = field(default_factory=list)
     decision_us: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     refused: int = 0
     moves: int = 0
-    moved_mib: int = 0  #: copied by the moves
-    move_gpu_s: float = 0.0  #: what the moves cost in GPU-seconds, see :mod:`rgpu.migrate.scheduling.costs`
-    sessions: int = 0  #: most at once
-    spread: int = 0  #: tasks that went over several hosts
-    reasons: list[str] = field(default_factory=list)  #: of the plans adopted
+    moved_mib: int = 0  #: memory copied by the moves
+    move_gpu_s: float = 0.0  #: cost of the moves in GPU-seconds, see :mod:`rgpu.migrate.scheduling.costs`
+    sessions: int = 0  #: largest number at a time
+    spread: int = 0  #: tasks that were spread over several hosts
+    reasons: list[str] = field(default_factory=list)  #: reasons of the accepted plans
 
 
 class Run:
-    """State of one run; :meth:`go` plays it to its end."""
+    """State of one run; :meth:`go` simulates it to its end."""
 
     def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task], arrivals: Sequence[Arrival],
                  options: Options) -> None:
@@ -95,7 +95,7 @@ class Run:
         self._recent: list[float] = []
 
     def go(self) -> Result:
-        """Play every arrival, and the ticks between."""
+        """Simulate every arrival, and the ticks between."""
         end, next_tick = (self.arrivals[-1].at if self.arrivals else 0.0), self.options.tick
         for arrival in self.arrivals:
             while next_tick <= arrival.at:
@@ -111,7 +111,7 @@ class Run:
         return self.result
 
     def _until(self, now: float) -> None:
-        """Departures and ends of moves up to ``now``."""
+        """Process departures and ends of moves up to ``now``."""
         while self._events and self._events[0][0] <= now:
             at, _, kind, name = heapq.heappop(self._events)
             if kind == "end":
@@ -145,7 +145,7 @@ class Run:
         return self.options.gangs and request.demand.gpus > 1
 
     def _settle_gang(self, now: float, request: Request, gang: Sequence[Placed]) -> None:
-        """All of its members, as one request that was served; they end together."""
+        """Record all members of a gang as one request that was served; they end together."""
         self.result.spread += 1
         life = self.lives.pop(request.name)
         self._waited(now, request)
@@ -226,13 +226,13 @@ class Run:
         self.alarm = self.alarm.observe(share, now, limits)
         busy = Counter(host for name, at in self.leaving.items() for host in (at.host, self.sessions[name].host))
         rest = limits.per_pool - len(self.leaving)
-        # Room is not made for gangs: the leader does not either.
+        # Room is not made for gangs, as in the leader.
         waiting = ordered(r for r in self.queue.values() if r.name not in self.coming and not self._is_gang(r))
         if waiting and rest > 0:
             plan = make_room(self.index, self.sessions.values(), waiting[0], now, costs, limits, busy)
             if plan is not None and plan.room is not None and len(plan.moves) <= rest:
                 self._adopt(plan, now)
-                # Taken before the movers have left: nobody else can have it then.
+                # Taken before the moving sessions have left, so that no other request can take it.
                 coming = self._placed(waiting[0], plan.room, now)
                 self.index.take(coming, check=False)
                 self.coming[coming.name] = coming, {move.session.name for move in plan.moves}

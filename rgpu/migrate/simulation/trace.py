@@ -1,12 +1,12 @@
-"""Recorded pools and task lists, read from CSV files; the input is not trusted.
+"""Reader of recorded pools and task lists in CSV files; the input is not trusted.
 
 Nodes: ``sn,cpu_milli,memory_mib,gpu,model``. Tasks: ``name,cpu_milli,memory_mib,num_gpu,gpu_milli``
-(``gpu_milli`` is of each GPU, in thousandths, rounded up to 1 %), and where the list has it ``gpu_spec``:
-models, separated by ``|``; without it any will do. Further columns are ignored.
+(``gpu_milli`` is for each GPU, in thousandths, rounded up to 1 %), and optionally ``gpu_spec``:
+models, separated by ``|``; without it any model will do. Further columns are ignored.
 
-How long tasks live is asked for with churn only. It takes ``creation_time`` and ``deletion_time``: a task
+Lifetimes of tasks are used with churn only. They need ``creation_time`` and ``deletion_time``: a task
 lived from ``scheduled_time``, where the list has that column, else from ``creation_time``, to
-``deletion_time``; with the column and nothing in it, it never ran. These are the columns of the public
+``deletion_time``; where that column exists and is empty, it never ran. These are the columns of the public
 trace cluster-trace-gpu-v2023, some of whose lists have the first five only.
 """
 
@@ -32,14 +32,14 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A recorded task: its demand and its life in seconds (None: not known)."""
+    """Recorded task: its demand and its lifetime in seconds (None: not known)."""
 
     demand: Demand
-    life: float | None  #: seconds; None: it was asked for, and never ran, or nobody asks how long
+    life: float | None  #: seconds; None: it never ran, or lifetimes were not read
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """The hosts of the list. Raises :class:`NotFound` or :class:`Corrupt` (detail: line)."""
+    """Read the hosts of a list. Raises :class:`NotFound` or :class:`Corrupt` (detail: line)."""
     nodes = list(_rows(path, NODE_COLUMNS, _node))
     if len({node.host for node in nodes}) != len(nodes):
         raise Corrupt(f"{path}: a host is named twice", reason="duplicate")
@@ -47,7 +47,7 @@ def read_nodes(path: Path) -> list[Node]:
 
 
 def read_tasks(path: Path, lives: bool = True) -> list[Task]:
-    """The tasks of the list; ``lives``: also how long each ran.
+    """Read the tasks of a list; ``lives``: also how long each ran.
 
     Raises :class:`NotFound` or :class:`Corrupt` (detail: line).
     """

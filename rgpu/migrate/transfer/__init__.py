@@ -1,4 +1,4 @@
-"""Pages and calls between two workers: frames, lanes, sender, receiver, memory of a peer on the same host.
+"""Transfer of pages and calls between two workers: frames, lanes, sender, receiver, peer memory on the same host.
 
-It decides nothing about a move.
+Decisions about a move are made elsewhere (:mod:`rgpu.migrate.move`).
 """

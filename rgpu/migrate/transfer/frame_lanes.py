@@ -1,9 +1,9 @@
-"""One lane of a page stream, the sending end: frames out, credits back, lz4 where it pays.
+"""The sending end of one lane of a page stream: sends frames, receives credits, compresses with lz4 where it pays.
 
-The receiver owes a credit for each PAGES message until its pages are verified
-and written. A lane has at most CREDITS of them under way, so that a receiver
-which falls behind holds the sender, with bounded memory on both sides; and when
-all credits are back, all pages are where they belong.
+The receiver returns a credit for each PAGES message once its pages are verified
+and written. A lane has at most CREDITS messages under way, so that a receiver
+which falls behind blocks the sender, with bounded memory on both sides; when
+all credits are back, all pages are written.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ PROBE_PAGES = 2
 
 
 def credit(messages: int) -> bytes:
-    """Body of CREDIT."""
+    """Encode the body of CREDIT."""
     return CREDIT_LAYOUT.pack(messages)
 
 
 class SendLane:
-    """One connection. One thread uses it at a time; :meth:`send` may wait, :meth:`settle` waits for all credits."""
+    """Sending end of one connection, for one thread at a time.
+
+    :meth:`send_frame` and :meth:`send_pages` may wait for a credit, :meth:`settle` waits for all credits. They raise
+    :class:`LinkError`, and the error that the destination reports.
+    """
 
     def __init__(self, connection: SealedConnection, stall: float = STALL) -> None:
         self.connection = connection
@@ -47,7 +51,7 @@ class SendLane:
         self._frames = 0
 
     def send_frame(self, frame: memoryview, entries: np.ndarray) -> int:
-        """Whole pages that lie in a ring's frame, in the order of ``entries``; how many bytes went out."""
+        """Send whole pages from a frame of the ring, in the order of ``entries``; return the bytes sent."""
         self._probe(frame[HEADROOM:HEADROOM + min(PROBE_PAGES, len(entries)) * PAGE])
         if self.decision.compress:
             return self.send_pages(entries, [_packed(frame[HEADROOM + i * PAGE:HEADROOM + (i + 1) * PAGE])
@@ -61,7 +65,10 @@ class SendLane:
         return len(message)
 
     def send_pages(self, entries: np.ndarray, stored: list[Any]) -> int:
-        """Pages from anywhere, each as it is or, where that is shorter, as an lz4 block; none for pages of zeros."""
+        """Send pages, each in ``stored`` raw or, where that is shorter, as an lz4 block; empty for zeros.
+
+        Return the bytes sent.
+        """
         for index, data in enumerate(stored):
             entries["stored"][index] = len(data)
             entries["codec"][index] = RAW if len(data) == entries["size"][index] else LZ4
@@ -87,7 +94,7 @@ class SendLane:
         self._frames += 1
 
     def settle(self) -> None:
-        """Until every page of this lane is written at the other side."""
+        """Wait until every page of this lane is written at the other side."""
         while self.in_flight:
             self._take()
 

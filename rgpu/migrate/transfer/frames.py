@@ -22,7 +22,7 @@ MOST_PAGES = 4096
 
 
 def table(addresses: Any, hashes: Any, *, size: Any = PAGE, stored: Any = PAGE, codec: Any = RAW) -> np.ndarray:
-    """Entries for pages; ``hashes`` is (n, 2). The other fields: one value for all, or one for each."""
+    """Return table entries for pages; ``hashes`` is (n, 2). The other fields: one value for all, or one for each."""
     entries = np.empty(len(addresses), PAGE_ENTRY_LAYOUT)
     entries["address"], entries["hash"] = addresses, hashes
     entries["size"], entries["stored"], entries["codec"] = size, stored, codec
@@ -30,12 +30,12 @@ def table(addresses: Any, hashes: Any, *, size: Any = PAGE, stored: Any = PAGE, 
 
 
 def head(entries: np.ndarray) -> bytes:
-    """Everything in front of the stored bytes."""
+    """Return the part of a body in front of the stored bytes."""
     return PAGE_COUNT_LAYOUT.pack(len(entries)) + entries.tobytes()
 
 
 def parse(body: Any) -> tuple[np.ndarray, memoryview]:
-    """(table, stored bytes) of a body that may hold anything. Raises :class:`Corrupt`."""
+    """Return (table, stored bytes) of an untrusted body. Raises :class:`Corrupt`."""
     view = memoryview(body)
     count = PAGE_COUNT_LAYOUT.unpack_from(view)[0] if len(view) >= PAGE_COUNT_LAYOUT.size else 0
     start = PAGE_COUNT_LAYOUT.size + count * PAGE_ENTRY_LAYOUT.itemsize
@@ -61,7 +61,7 @@ def parse(body: Any) -> tuple[np.ndarray, memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Verified pages with neighbouring addresses; all but the last are whole. ``data`` None: zeros."""
+    """Verified pages with contiguous addresses; all but the last are whole. ``data`` None: zeros."""
 
     address: int
     size: int
@@ -69,7 +69,7 @@ class Run:
 
 
 def verified(entries: np.ndarray, data: memoryview, key: bytes) -> Iterator[Run]:
-    """Each page once, unpacked, its hash compared. Raises :class:`Corrupt`, naming page and address."""
+    """Yield each page once, unpacked, its hash compared. Raises :class:`Corrupt`, naming page and address."""
     if len(key) != pagehash.KEY_BYTES:
         raise Corrupt("pages came before the key of their hashes", reason="order")
     offsets = np.concatenate(([0], np.cumsum(entries["stored"].astype(np.int64))))
@@ -97,7 +97,7 @@ def verified(entries: np.ndarray, data: memoryview, key: bytes) -> Iterator[Run]
 
 
 def _ends(entries: np.ndarray) -> Sequence[int]:
-    """Where runs end: of one codec, whole pages side by side; a compressed page is a run of its own."""
+    """Return where runs end: whole contiguous pages of one codec; a compressed page is a run of its own."""
     follows = np.zeros(len(entries), np.bool_)
     before, after = entries[:-1], entries[1:]
     follows[:-1] = ((before["address"] + np.uint64(PAGE) == after["address"]) & (before["size"] == PAGE)
@@ -107,7 +107,7 @@ def _ends(entries: np.ndarray) -> Sequence[int]:
 
 
 def unpack(stored: Any, size: int, codec: int, address: int = 0) -> bytes:
-    """One page from its stored form. Raises :class:`Corrupt`."""
+    """Unpack one page from its stored form. Raises :class:`Corrupt`."""
     if codec == ZERO:
         return bytes(size)
     if codec == RAW and len(stored) == size:

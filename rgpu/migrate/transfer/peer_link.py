@@ -1,8 +1,8 @@
 """The Unix socket over which a source hands descriptors of its memory to the destination on the same host.
 
-The destination listens in its own folder and says on the sealed link of the move
-where, and a token; so the peer that knows the token holds the other end of that
-link. Both sides ask the kernel who the other one is (SO_PEERCRED): it must be a
+The destination listens in its own folder and sends the path and a token over the sealed link
+of the move; a peer that presents the token therefore holds the other end of that
+link. Both sides read the peer's user from the kernel (SO_PEERCRED): it must be a
 process of the same user. Packets (SOCK_SEQPACKET): first the token, then one for
 each GRANT: its number (u32) with the descriptors beside it.
 """
@@ -26,13 +26,13 @@ from rgpu.session.errors import LinkError
 
 TOKEN_BYTES = 32
 PATIENCE = 10.0  #: seconds that the other side may take for a packet
-SUFFIX = ".peer"  #: of a listener's name, behind the number of its process
+SUFFIX = ".peer"  #: end of a listener's file name, after its process id
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NUMBER = struct.Struct("<I")
 
 
 def boot_id() -> str:
-    """Boot id of the running kernel; empty where it cannot be read."""
+    """Return the boot id of the running kernel; empty where it cannot be read."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -40,7 +40,7 @@ def boot_id() -> str:
 
 
 def ends(sock: socket.socket) -> tuple[str, str]:
-    """(near, far) end of a connection. Of one without anything between, each side sees the other's turned round."""
+    """Return the (near, far) addresses of a connection. Without a proxy between, the other side has them swapped."""
     return str(sock.getsockname()), str(sock.getpeername())
 
 
@@ -51,7 +51,7 @@ def _check_user(sock: socket.socket) -> None:
 
 
 class Listener:
-    """The destination's side. Raises OSError when it cannot listen there."""
+    """The destination's side of the socket. Raises :class:`OSError` when it cannot listen in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         _remove_stale(folder)
@@ -62,7 +62,7 @@ class Listener:
         self._number = 0
 
     def receive(self, count: int) -> list[int]:
-        """The descriptors of the next GRANT, now the caller's. Raises :class:`LinkError`."""
+        """Receive the ``count`` descriptors of the next GRANT; the caller closes them. Raises :class:`LinkError`."""
         if self._peer is None:
             self._peer = self._accept()
         try:
@@ -77,14 +77,14 @@ class Listener:
         return fds
 
     def _accept(self) -> socket.socket:
-        """Whoever knows the token; others are sent away."""
+        """Accept the peer that presents the token; other connections are closed."""
         until = time.monotonic() + PATIENCE
         while (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
                 peer, _ = self._socket.accept()
             except OSError as error:
-                raise LinkError(f"nobody came with descriptors: {error}", reason="descriptors") from error
+                raise LinkError(f"no process connected to send descriptors: {error}", reason="descriptors") from error
             try:
                 peer.settimeout(PATIENCE)
                 _check_user(peer)
@@ -94,14 +94,14 @@ class Listener:
             except (OSError, LinkError):
                 pass
             peer.close()
-        raise LinkError("nobody came with the right token for descriptors", reason="descriptors")
+        raise LinkError("no process connected with the right token for descriptors", reason="descriptors")
 
     def _forget_path(self) -> None:
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """May be called more than once."""
+        """Close the socket and remove its file; may be called more than once."""
         self._forget_path()
         self._socket.close()
         if self._peer is not None:
@@ -109,19 +109,19 @@ class Listener:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Sockets of workers that were killed before they could remove them."""
+    """Remove sockets of workers that were killed before they could remove them."""
     for path in folder.glob(f"*{SUFFIX}"):
         if not Path("/proc", path.name.removesuffix(SUFFIX)).exists():
             path.unlink(missing_ok=True)
 
 
 class Giver:
-    """The source's side. Raises :class:`LinkError` when the destination's socket cannot be reached from here."""
+    """The source's side of the socket. Raises :class:`LinkError` when the destination's socket cannot be reached."""
 
     def __init__(self, path: str, token: bytes) -> None:
         try:
             found = channel.connect(Path(path), 0.0)
-        except Exception as error:  # noqa: BLE001 - TimedOut, or a folder that is not there: another mount namespace
+        except Exception as error:  # noqa: BLE001 - TimedOut, or no such folder: another mount namespace
             raise LinkError(f"the destination's socket {path} cannot be reached from here: {error}",
                             reason="unreachable") from error
         self._socket = found.sock
@@ -135,7 +135,7 @@ class Giver:
             raise LinkError(f"the destination's socket {path} is of no use: {error}", reason="unreachable") from error
 
     def send(self, fds: Sequence[int]) -> None:
-        """The descriptors of one GRANT; they stay the caller's. Raises :class:`LinkError`."""
+        """Send the descriptors of one GRANT; the caller still closes them. Raises :class:`LinkError`."""
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         try:
             self._socket.sendmsg([_NUMBER.pack(self._number)], beside)

@@ -1,17 +1,17 @@
-"""What a destination on the same host pulls, and the messages about it. Pure.
+"""Plan of the pages that a destination on the same host pulls, and the messages about it. Pure.
 
-A source whose device can give its memory away says so in BEGIN (``peer``), and
-the destination answers in its first READY; docs/protocols/pages.md has the messages
+A source whose device can export its memory offers that in BEGIN (``peer``), and
+the destination answers in its first READY; docs/protocols/pages.md describes the messages
 that follow.
 
-ROUND of the last pause may say ``known``: rows of (address, size, page numbers as
-u32, their hashes) of regions of which the destination can put together every
-hash that the source has: those that it told (HASHES), with these in their
-places. The state's row of such a region has no hashes. So what is compared at
-the end is still every page of both sides, and a pause does not wait for what
-was said before it.
+ROUND of the last pause may contain ``known``: rows of (address, size, page numbers as
+u32, their hashes) of regions for which the destination can derive every
+hash of the source: the hashes that it sent itself (HASHES), with these replaced.
+The state's row of such a region has no hashes. Every page of both sides is still
+compared at the end, and the pause does not include sending the hashes that
+both sides had before it.
 
-The connection carries what changed, never what it is: a destination hashes its
+The connection carries which pages changed, never their content: a destination hashes its
 own memory after a pull, and the source compares that with its own. So a page
 that a kernel wrote while it was copied is pulled again in the next round.
 """
@@ -29,14 +29,14 @@ from rgpu.link.messages.pages import RUN_LAYOUT, Round
 from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt
 
-MOST_RUNS = 1 << 16  #: of one message
-MOST_GRANTED = 64  #: regions of one message: so many descriptors go in one packet
-#: Clean pages between dirty ones that are copied along: 512 KiB take about as long as the call for another run.
+MOST_RUNS = 1 << 16  #: runs in one message
+MOST_GRANTED = 64  #: regions in one message: one packet holds this many descriptors
+#: Clean pages between dirty ones that are copied too: 512 KiB take about as long as the call for another run.
 GAP = 8
-#: Runs of a region, at most; beyond that more clean pages are copied along.
+#: Most runs of a region; beyond that more clean pages are copied too.
 REGION_RUNS = 4096
-MOST_KNOWN = 1 << 17  #: pages of ``known``: 2.5 MiB
-FEW = 8  #: a region of which more than one page in so many changed is sent with all its hashes
+MOST_KNOWN = 1 << 17  #: pages in ``known``: 2.5 MiB
+FEW = 8  #: a region of which more than one page in this many changed is sent with all its hashes
 HASHES_PIECE = 1 << 16  #: page hashes in one message: 1 MiB
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(body: Any, kind: type[T]) -> T:
-    """Raises :class:`Corrupt`."""
+    """Decode a message's body from msgpack. Raises :class:`Corrupt`."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -58,15 +58,15 @@ def decode(body: Any, kind: type[T]) -> T:
 
 # -- runs -----------------------------------------------------------------------------------
 def whole(region: Region) -> Array:
-    """All of a region as one run."""
+    """Return all of a region as one run."""
     return np.array([(region.address, region.size)], RUN_LAYOUT)
 
 
 def runs_of(region: Region, indices: Array, *, gap: int = GAP, most: int = REGION_RUNS) -> Array:
-    """Runs that cover the pages ``indices`` (ascending) of a region of whole pages.
+    """Return runs that cover the pages ``indices`` (ascending) of a region of whole pages.
 
-    Pages between them are taken along where that costs less than another run,
-    and more of them the more runs there would be.
+    Clean pages between them are included where that costs less than another run;
+    the more runs there would be, the more clean pages are included.
     """
     if not len(indices):
         return np.zeros(0, RUN_LAYOUT)
@@ -82,7 +82,7 @@ def runs_of(region: Region, indices: Array, *, gap: int = GAP, most: int = REGIO
 
 
 def pieces(runs: Array, limit: int) -> Iterator[Array]:
-    """The runs in parts of at most ``limit`` bytes (whole pages) and MOST_RUNS rows; long runs are cut."""
+    """Yield the runs in parts of at most ``limit`` bytes (whole pages) and MOST_RUNS rows; long runs are split."""
     limit = max(PAGE, limit // PAGE * PAGE)
     rows: list[tuple[int, int]] = []
     left = limit
@@ -105,12 +105,12 @@ def pages_of(runs: Array) -> int:
 
 # -- bodies ---------------------------------------------------------------------------------
 def pull(runs: Array, tell: bool) -> bytes:
-    """Body of PULL."""
+    """Encode the body of PULL; ``tell``: the destination is to answer with hashes."""
     return bytes([tell]) + runs.tobytes()
 
 
 def read_pull(body: Any) -> tuple[bool, Array]:
-    """(whether the hashes are wanted, runs). Raises :class:`Corrupt` for what are no runs of pages."""
+    """Decode a PULL: (whether hashes are requested, runs). Raises :class:`Corrupt` for anything but runs of pages."""
     view = memoryview(body)
     count, rest = divmod(len(view) - 1, RUN_LAYOUT.itemsize)
     if rest or not 1 <= count <= MOST_RUNS or view[0] > 1:
@@ -127,7 +127,7 @@ def read_pull(body: Any) -> tuple[bool, Array]:
 
 
 def hashes(values: Array) -> Iterator[bytes]:
-    """Bodies of HASHES."""
+    """Yield the bodies of HASHES for ``values``, (n, 2)."""
     for at in range(0, max(1, len(values)), HASHES_PIECE):
         yield bytes([at + HASHES_PIECE >= len(values)]) + values[at:at + HASHES_PIECE].astype("<u8").tobytes()
 
@@ -139,20 +139,20 @@ def known(rows: Mapping[tuple[int, int], tuple[Array, Array]]) -> list[tuple[int
 
 
 def read_known(body: Any) -> dict[tuple[int, int], tuple[Array, Array]]:
-    """Decode the known pages of a ROUND; empty if it says nothing. Raises :class:`Corrupt`."""
+    """Decode the known pages of a ROUND; empty if it has none. Raises :class:`Corrupt`."""
     found: dict[tuple[int, int], tuple[Array, Array]] = {}
     for address, size, indices, values in decode(body, Round).known:
         whole_rows = size > 0 and len(indices) % 4 == 0 and len(values) == 4 * len(indices)
         numbers = np.frombuffer(indices, "<u4") if whole_rows else np.zeros(0, "<u4")
         if not whole_rows or (len(numbers) and int(numbers.max()) >= size // PAGE):
-            raise Corrupt(f"hashes that a destination shall know of {size} bytes at {address:#x} are none",
+            raise Corrupt(f"the known hashes of {size} bytes at {address:#x} are not valid",
                           address=address, reason="known")
         found[address, size] = numbers, np.frombuffer(values, "<u8").reshape(-1, 2)
     return found
 
 
 def read_hashes(body: Any, left: int) -> tuple[bool, Array]:
-    """(whether these are the last, (n, 2) hashes); ``left``: pages still due. Raises :class:`Corrupt`."""
+    """Decode HASHES: (whether they are the last, (n, 2) hashes); ``left``: pages still due. Raises :class:`Corrupt`."""
     view = memoryview(body)
     count, rest = divmod(len(view) - 1, 16)
     if rest or not 1 <= count <= left or view[0] > 1 or bool(view[0]) != (count == left):

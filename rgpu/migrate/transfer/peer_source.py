@@ -1,9 +1,9 @@
-"""The source's side of pages that are pulled out of its memory: what may be pulled, and when.
+"""The source's side of pages that are pulled out of its memory: which may be pulled, and when.
 
-Messages and what follows from them: :mod:`.peer_plan`. A round hashes what is
-here, compares it with what the destination said that it holds, grants the
-memory behind regions that it has not been granted yet, and has the differing
-runs pulled. What was never pulled is pulled whole, without hashing it here.
+The messages are in :mod:`.peer_plan`. A round hashes the pages at the source,
+compares them with the hashes that the destination reported, grants the
+memory behind regions that the destination was not granted yet, and has the differing
+runs pulled. Regions that were never pulled are pulled whole, without hashing them at the source.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from rgpu.session.errors import DeviceError, LinkError, TimedOut, from_dict
 log = structlog.get_logger(__name__)
 
 PIECE = 8 << 30  #: bytes of one PULL
-SHARED_PIECE = 8 << 20  #: … where pages are copied by the processors that the program needs
+SHARED_PIECE = 8 << 20  #: the same where pages are copied by processors that the program needs
 STALL = 30.0  #: seconds that one PULL or GRANT may take
 
 Array = np.ndarray[Any, Any]
 
 
 class NoPeer(Exception):
-    """Pages cannot be pulled, or no more; what went before stays true. The move goes on over the connection."""
+    """Pages cannot be pulled, or no longer; completed rounds stay valid. The move continues over the connection."""
 
 
 def ask(connection: SealedConnection, device: Device) -> Ask | None:
-    """What BEGIN offers; None: this device's memory cannot be given away."""
+    """Return the offer for BEGIN; None: this device's memory cannot be exported."""
     memory: PeerMemory | None = getattr(device, "peer", None)
     boot = boot_id()
     if memory is None or not boot:
@@ -61,7 +61,7 @@ def ask(connection: SealedConnection, device: Device) -> Ask | None:
 
 
 class PeerSource:
-    """Made from the destination's answer. Raises :class:`NoPeer`."""
+    """The source's side of the pulls of one move, for the destination's ``answer``. Raises :class:`NoPeer`."""
 
     def __init__(self, connection: SealedConnection, device: Device, answer: Answer, *,
                  fault: Callable[[str], object] = lambda point: None) -> None:
@@ -72,33 +72,33 @@ class PeerSource:
         self._memory: PeerMemory = device.peer  # type: ignore[attr-defined]
         self._piece = SHARED_PIECE if getattr(device, "shares_processors", False) else PIECE
         self._granted: dict[tuple[int, int], int] = {}  #: (address, size) → serial
-        self._pulled: set[tuple[int, int]] = set()  #: regions of which the table knows what the other side has
-        #: After a round that stood still: (address, size) of regions whose hashes the other side can put together from
-        #: what it told and from these: (indices of pages, their hashes now).
+        self._pulled: set[tuple[int, int]] = set()  #: regions for which the table holds the other side's hashes
+        #: After a round with the session paused: (address, size) of regions whose hashes the other side can derive from
+        #: those that it reported and from these: (indices of pages, their hashes now).
         self.known: dict[tuple[int, int], tuple[Array, Array]] = {}
         self.pace: Callable[[float], None] = lambda busy: None
         self.count: Callable[[int, int], None] = lambda pages, size: None
-        self.rounds: list[dict[str, float]] = []  #: what each took
+        self.rounds: list[dict[str, float]] = []  #: times and sizes of each round
         try:
             self._giver = Giver(answer.path, answer.token)
         except LinkError as error:
             raise NoPeer(error.message) from error
 
     def close(self) -> None:
-        """Close the socket that gives memory handles away."""
+        """Close the socket over which descriptors are handed over."""
         self._giver.close()
 
     def forget_told(self) -> None:
-        """The other side's pages change otherwise than by pulls: what it told of them is over."""
+        """Forget the other side's hashes, because its pages change otherwise than by pulls."""
         self._pulled.clear()
         self.known = {}
 
     def round(self, view: Device, regions: Sequence[Region], table: PageTable, *, still: bool) -> None:
-        """Have every mapped page pulled that differs from what the other side holds, as ``table`` has it.
+        """Have every mapped page pulled that differs from the other side's, by the hashes in ``table``.
 
-        ``view``: the device, or what it was at this moment; ``still``: nothing runs, so what is pulled has the
-        hashes that ``view`` tells. Raises :class:`NoPeer`, :class:`LinkError`, :class:`DeviceError`, what the
-        destination reports.
+        ``view``: the device, or a view of it at this moment; ``still``: the session is paused, so pulled pages have
+        the hashes that ``view`` reports. Raises :class:`NoPeer`, :class:`LinkError`, :class:`DeviceError`, and the
+        error that the destination reports.
         """
         phases = Phases()
         mapped = {_identity(region): region for region in regions if region.kind == "mapped" and not region.size % PAGE}
@@ -137,7 +137,7 @@ class PeerSource:
 
     # -- granting -------------------------------------------------------------------------
     def _grant(self, regions: Sequence[Region], phases: Phases) -> None:
-        """Have the destination take in the memory behind these regions, as far as it did not yet."""
+        """Have the destination import the memory behind these regions, where it has not done so yet."""
         missing = [region for region in regions
                    if self._memory.serial(*_identity(region)) != self._granted.get(_identity(region), 0)]
         for at in range(0, len(missing), plan.MOST_GRANTED):
@@ -161,7 +161,7 @@ class PeerSource:
             serial, fd = self._memory.export(region.address, region.size)
         except DeviceError as error:
             if before is None or self._memory.serial(region.address, region.size) != before:
-                return  # the program has just unmapped it: the next round sees what is there then
+                return  # the program has just unmapped it: the next round reads the regions again
             raise NoPeer(f"memory cannot be exported: {error.message}") from error
         rows.append((region.address, region.size, serial))
         fds.append(fd)
@@ -179,7 +179,7 @@ class PeerSource:
             raise NoPeer(answer.why)
 
     def _still_granted(self, runs: Array) -> Array:
-        """Without runs of regions that were unmapped before they could be granted."""
+        """Return the runs without those of regions that were unmapped before they could be granted."""
         spans = sorted(self._granted)
         starts = np.array([address for address, _ in spans], np.uint64)
         stops = np.array([address + size for address, size in spans], np.uint64)
@@ -246,7 +246,7 @@ class PeerSource:
 
 
 class _Failed(Exception):
-    """A PULL that failed before its hashes came."""
+    """A PULL that failed before its hashes arrived."""
 
     def __init__(self, answer: Pulled) -> None:
         super().__init__(answer.why)

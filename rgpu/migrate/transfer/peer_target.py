@@ -1,7 +1,7 @@
 """The destination's side of pages that it pulls out of the source's memory. Messages: :mod:`.peer_plan`.
 
-Nothing that the source says is taken on trust: a run lies inside one granted
-region that this side has mapped too, and what arrived is hashed here, in this
+Messages of the source are not trusted: a run must lie inside one granted
+region that this side has mapped too, and received pages are hashed here, in this
 device's own memory.
 """
 
@@ -35,26 +35,27 @@ Array = np.ndarray[Any, Any]
 
 
 class PeerTarget:
-    """One move's. Used by the thread that receives; :meth:`close` by any."""
+    """The destination's side of the pulls of one move, for the receiving thread; :meth:`close` is for any thread."""
 
     def __init__(self, connection: SealedConnection, device: Device, folder: Path | None,
                  fault: Callable[[str], object] = lambda point: None) -> None:
-        """``folder``: of this worker alone, where it may listen; None: it does not pull."""
+        """Make the side of one move. ``folder``: of this worker alone, to listen in; None: pulling is refused."""
         self.connection = connection
         self.device = device
         self.fault = fault
         self._folder = folder
         self._memory: PeerMemory | None = getattr(device, "peer", None)
         self._listener: Listener | None = None
-        self._imports: dict[int, Imported] = {}  #: by address
-        self._starts: list[int] = []  #: these, sorted
+        self._imports: dict[int, Imported] = {}  #: imported regions by address
+        self._starts: list[int] = []  #: the addresses of ``_imports``, sorted
         self._closing = threading.Lock()
-        self._told: dict[tuple[int, int], Array] = {}  #: hashes that were told, by (address, size) of a region
-        self._known: dict[tuple[int, int], tuple[Array, Array]] = {}  #: what the last ROUND put in their places
+        self._told: dict[tuple[int, int], Array] = {}  #: hashes that were reported, by (address, size) of a region
+        #: (page numbers, hashes) by which the last ROUND replaced some of ``_told``, by the same keys
+        self._known: dict[tuple[int, int], tuple[Array, Array]] = {}
 
-    # -- may it be ------------------------------------------------------------------------
+    # -- may pages be pulled --------------------------------------------------------------
     def answer(self, asked: Ask) -> Answer:
-        """Answer for READY. Whatever keeps this side from pulling is said, and pages come over the connection."""
+        """Return the answer for READY, with the reason where this side cannot pull; pages are then sent instead."""
         why = self._why_not(asked)
         if why:
             return Answer(why)
@@ -80,7 +81,7 @@ class PeerTarget:
 
     # -- granting -------------------------------------------------------------------------
     def grant(self, body: Any) -> Granted:
-        """Take in the memory behind some regions. Raises :class:`Corrupt`, and what a fault point raises."""
+        """Import the memory behind some regions. Raises :class:`Corrupt`, an injected fault's error."""
         rows = plan.decode(body, Grant).regions
         if self._listener is None or self._memory is None or not 1 <= len(rows) <= plan.MOST_GRANTED:
             raise Corrupt(f"memory of {len(rows)} regions is granted unasked", reason="grant")
@@ -103,7 +104,7 @@ class PeerTarget:
         return Granted(import_ms=(time.monotonic() - began) * 1000)
 
     def follow(self, mapped: set[tuple[int, int]]) -> None:
-        """Let go of what the source has no more: its memory lives on for as long as it is held here."""
+        """Release imports of regions that the source has freed: an import here keeps the memory allocated."""
         self._dismiss([at for at, found in self._imports.items() if (at, found.size) not in mapped])
         self._told = {identity: hashes for identity, hashes in self._told.items() if identity in mapped}
 
@@ -116,7 +117,7 @@ class PeerTarget:
 
     # -- pulling --------------------------------------------------------------------------
     def pull(self, body: Any, mapped: set[tuple[int, int]], key: bytes) -> None:
-        """Obey PULL, and answer it. Raises :class:`Corrupt`, :class:`LinkError`, what a fault point raises."""
+        """Carry out a PULL and answer it. Raises :class:`Corrupt`, :class:`LinkError`, an injected fault's error."""
         tell, runs = plan.read_pull(body)
         copies = [self._copy(address, size, mapped) for address, size in runs.tolist()]
         assert self._memory is not None
@@ -148,11 +149,11 @@ class PeerTarget:
             self.connection.send(HASHES, piece)
 
     def round(self, body: Any) -> None:
-        """A round is over. Raises :class:`Corrupt`."""
+        """Take the known hashes of a ROUND, which ends a round. Raises :class:`Corrupt`."""
         self._known = plan.read_known(body)
 
     def complete(self, state: SessionState) -> None:
-        """Put the hashes into a state that the source left out. Raises :class:`Corrupt`."""
+        """Add to a state the hashes that the source left out. Raises :class:`Corrupt`."""
         for number, region in enumerate(state.regions):
             identity = region.address, region.size
             if region.hashes or region.kind != "mapped":
@@ -174,7 +175,7 @@ class PeerTarget:
         return found, address, size
 
     def mend(self, region: Region, indices: Array) -> bool:
-        """Pull pages of a region once more, from a source that stands still; False: they cannot be had so."""
+        """Pull pages of a region once more, from a paused source; False: they cannot be pulled."""
         found = self._imports.get(region.address)
         if found is None or found.size != region.size or region.kind != "mapped" or self._memory is None:
             return False
@@ -188,7 +189,7 @@ class PeerTarget:
         return True
 
     def close(self) -> None:
-        """Let go of the source's memory; nothing is held when this returns. May be called more than once."""
+        """Release the source's memory; nothing is imported when this returns. May be called more than once."""
         with self._closing, suppress(DeviceError):
             if self._listener is not None:
                 self._listener.close()

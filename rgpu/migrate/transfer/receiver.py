@@ -1,19 +1,18 @@
-"""The state of a session, worker to worker: pages while it runs, the rest in the pause.
+"""Receiving end of a session's state, worker to worker: pages while it runs, the rest in the pause.
 
 The messages are in docs/protocols/pages.md.
 
-BEGIN may ask for pages to be pulled (``peer``), READY answers that; what follows is
-in :mod:`.peer_plan`. DONE says what the
-destination's phases took (``phases_ms``).
+BEGIN may ask for pages to be pulled (``peer``), and READY answers that; the messages that follow are
+in :mod:`.peer_plan`. DONE contains the times of the destination's phases (``phases_ms``).
 
-A page is hashed from the very bytes that are sent, so one that a kernel changed
-meanwhile is found dirty by the next round (DESIGN decision 6). Pages travel on
-the first connection and on ``lanes`` further ones, opened with the same ticket
+A page is hashed from the very bytes that are sent, so a page that a kernel changed
+meanwhile is found dirty by the next round (DESIGN decision 6). Pages are sent over
+the first connection and over ``lanes`` further ones, opened with the same ticket
 (each has keys of its own): one thread fills frames of the device's ring, one
 thread for each lane seals and sends them. Within a round no page is sent twice,
 and a round ends when every credit is back, so each page's writes are in order.
 
-Here is the receiving end; the sending one is :mod:`.sender`.
+The sending end is :mod:`.sender`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ log = structlog.get_logger(__name__)
 
 MOST_REGIONS = 1 << 20
 LANE_WAIT = 10.0  #: seconds that a further connection waits for BEGIN
-LINGER = 2.0  #: seconds that a connection stays open for its other side to read why it ends
+LINGER = 2.0  #: seconds that a connection stays open for the other side to read the reason of its end
 
 T = TypeVar("T")
 
@@ -77,21 +76,21 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass
 class Received:
-    """What a destination holds before it rebuilds: pages by address, and the state."""
+    """State of a destination before it rebuilds the session: pages by address, and the session's state."""
 
     session: str = ""
     move: str = ""
     hash_key: bytes = b""
-    pages: dict[int, bytes] = field(default_factory=dict)  #: of regions that could not be written at once
+    pages: dict[int, bytes] = field(default_factory=dict)  #: pages of regions that could not be written at once
     mapped: set[tuple[int, int]] = field(default_factory=set)
     state: SessionState | None = None
 
 
 def _last_words(connection: SealedConnection, error: dict[str, Any]) -> None:
-    """FAILED, and the other side's end of the connection awaited.
+    """Send FAILED, and wait until the other side closes the connection.
 
-    A socket closed over bytes that nobody read resets the connection, and the
-    other side loses what it had not read yet: the reason (RFC 1122, 4.2.2.13).
+    Closing a socket with unread bytes resets the connection, and the
+    other side loses the bytes that it had not read yet: the reason (RFC 1122, 4.2.2.13).
     """
     connection.send(FAILED, _encode(error))
     with suppress(OSError):
@@ -104,19 +103,19 @@ def _last_words(connection: SealedConnection, error: dict[str, Any]) -> None:
 
 
 class PageReceiver:
-    """The destination's side: maps memory as the layout says and writes pages as they come."""
+    """The destination's side: maps memory by the received layout and writes pages as they arrive."""
 
     def __init__(self, connection: SealedConnection, device: Device, folder: Path | None = None,
                  fault: Callable[[str], object] = lambda point: None) -> None:
-        """``folder``: where a source on the same host may hand its memory over; without it that is refused."""
+        """Make a receiver. ``folder``: where a source on the same host may hand its memory over; None: refused."""
         self.connection = connection
         self.device = device
         self.peer = PeerTarget(connection, device, folder, fault)
         self._answer: Answer | None = None  #: due in the next READY
         self.received = Received()
-        self.make: Callable[[bytes], None] | None = None  #: objects ahead; without it nobody sends any
+        self.make: Callable[[bytes], None] | None = None  #: makes objects ahead; None: READY does not offer it
         self._layout: list[Region] = []
-        self._starts: list[int] = []  #: of the layout, which is sorted
+        self._starts: list[int] = []  #: addresses of the layout, which is sorted
         self._lock = threading.Lock()
         self._begun = threading.Event()
         self._lanes: dict[int, SealedConnection] = {}
@@ -125,16 +124,16 @@ class PageReceiver:
 
     # -- the first connection ---------------------------------------------------------
     def receive(self) -> Received:
-        """Take everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`.
+        """Receive everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`.
 
-        After an error the caller says it with :meth:`failed`, which ends the further connections, too.
+        After an error the caller reports it with :meth:`failed`, which also ends the further connections.
         """
         try:
             return self._receive()
         except Exception as error:
             with self._lock:
                 said, self._error = self._error, self._error or error
-            if said is not None and isinstance(error, LinkError):  # a lane broke it, and says why
+            if said is not None and isinstance(error, LinkError):  # a lane ended the stream: its error is the reason
                 raise said from None
             raise
 
@@ -185,7 +184,7 @@ class PageReceiver:
         self.connection.send(DONE, _encode({"pages": pages, "phases_ms": phases_ms or {}}))
 
     def failed(self, error: dict[str, Any]) -> None:
-        """Tell the source. Returns once it heard, or after :data:`LINGER`. Raises :class:`LinkError`."""
+        """Report an error to the source. Return once it is read, or after :data:`LINGER`. Raises :class:`LinkError`."""
         try:
             _last_words(self.connection, error)
         finally:
@@ -193,7 +192,7 @@ class PageReceiver:
 
     # -- further connections ------------------------------------------------------------
     def join(self, connection: SealedConnection) -> None:
-        """Serve a further connection to its end, in the caller's thread. What it breaks, breaks the whole stream."""
+        """Serve a further connection to its end, in the caller's thread. An error on it ends the whole stream."""
         try:
             number = self._admit(connection)
         except RgpuError as error:
@@ -209,7 +208,7 @@ class PageReceiver:
                 self._pages(connection, body)
         except RgpuError as error:
             self._lane_ended(connection, error)
-        except Exception as error:  # noqa: BLE001 - the source must hear that nothing comes of it
+        except Exception as error:  # noqa: BLE001 - the failure is reported to the source
             log.exception("a lane failed")
             self._lane_ended(connection, RgpuError(f"the destination failed: {error}"))
 
@@ -228,9 +227,10 @@ class PageReceiver:
         return wanted.number
 
     def _lane_ended(self, connection: SealedConnection, error: RgpuError) -> None:
-        """The end of the connection is how a stream ends, too: only what the state lacks then is an error.
+        """Close an ended lane; any error but the end of the connection ends the stream.
 
-        A lane that :meth:`close_lanes` took ended by this side's will, whatever its reader then met.
+        A good stream also ends by the end of its connections. A lane that :meth:`close_lanes` removed was closed by
+        this side, so the error of its reader is ignored.
         """
         ended = isinstance(error, LinkError) and error.detail.get("reason") == "end of file"
         with self._lock:
@@ -242,7 +242,7 @@ class PageReceiver:
             with suppress(RgpuError):
                 _last_words(connection, error.as_dict())
             if self.received.state is None:
-                self.connection.close()  # wakes the thread in receive(), which says why
+                self.connection.close()  # wakes the thread in receive(), which raises the reason
         connection.close()
 
     def close_lanes(self) -> None:
@@ -277,7 +277,7 @@ class PageReceiver:
         connection.send(CREDIT, credit(1))
 
     def _take(self, body: Any) -> None:
-        """Verify and write one message's pages. Raises :class:`Corrupt`, :class:`DeviceError`."""
+        """Verify and write the pages of one message. Raises :class:`Corrupt`, :class:`DeviceError`."""
         entries, data = page_frames.parse(body)
         now: list[tuple[int, int, Any]] = []
         for run in page_frames.verified(entries, data, self.received.hash_key):
@@ -291,7 +291,7 @@ class PageReceiver:
             self.device.write_pages(now)
 
     def _pieces(self, address: int, size: int) -> Iterator[tuple[int, int, bool]]:
-        """A run cut where regions end: (address, size, mapped). Raises :class:`Corrupt` outside the layout."""
+        """Split a run where regions end: (address, size, mapped). Raises :class:`Corrupt` outside the layout."""
         end = address + size
         while address < end:
             region = self._region_at(address)
@@ -315,7 +315,7 @@ class PageReceiver:
 
 
 class _Room:
-    """Where messages of one lane are opened: its slot of the ring, again and again. One message at a time."""
+    """Buffer in which messages of one lane are opened: its slot of the ring, for one message at a time."""
 
     def __init__(self, ring: PageRing, slot: int) -> None:
         self._frame = ring.frame(slot)

@@ -1,15 +1,15 @@
-"""The second half of a move by replay, worker to worker: calls since the cut, then what differs.
+"""The second half of a move by replay, worker to worker: calls since the snapshot, then the pages that differ.
 
 It follows the page stream (:mod:`rgpu.migrate.transfer.receiver`) on the same sealed
-link, once the destination has verified every page of the cut. The messages are in
+link, once the destination has verified every page of the snapshot. The messages are in
 docs/protocols/pages.md.
 
-The state of LAST holds the hash of every page at the last pause, the answers
+The state in LAST holds the hash of every page at the last pause, the answers
 that the program might not have, events and clock; its ``live`` is
-{"digest": …}, of :func:`objects_digest`. After WANT the page stream goes on as
+{"digest": …}, by :func:`objects_digest`. After WANT the page stream continues as
 in any last round: LAYOUT, PAGES, ROUND, a STATE without regions, DONE. FAILED
-may come at any time. A PROBE stands among the calls where the source stood when
-it hashed those pages; the replay compares its own when it gets there.
+may be received at any time. A PROBE stands among the calls at the position at which the source
+hashed those pages; the replay hashes and compares its own pages at that position.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rgpu.migrate.transfer.pieces import in_pieces
 from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt
 
-PIECE = 1 << 20  #: bytes that may wait when a replay has caught up
+PIECE = 1 << 20  #: bytes of calls that may wait when a replay has caught up
 MAX_REGIONS = 1 << 20
-MOST_PROBED = 1 << 14  #: pages of one sample
+MOST_PROBED = 1 << 14  #: most pages of one sample
 
 
 def objects_digest(objects: dict[str, Any]) -> bytes:
-    """What tells one session's live objects from others: of :meth:`LiveObjects.to_dict`, contents by their hash."""
+    """Return a digest of live objects as :meth:`LiveObjects.to_dict` gives them; payloads count by their hash."""
     digests = [blake3.blake3(payload).digest() for payload in objects["payloads"]]
     calls = [[seq, call, thread, flags, bytes(args), digests[payload] if isinstance(payload, int) and payload >= 0
               else blake3.blake3(payload).digest() if isinstance(payload, bytes) else payload]
@@ -50,7 +50,7 @@ def objects_digest(objects: dict[str, Any]) -> bytes:
 
 
 def pieces(state: SessionState) -> Iterator[tuple[bytes, memoryview]]:
-    """The bodies of LAST."""
+    """Yield the bodies of LAST."""
     return in_pieces(state.encode())
 
 
@@ -60,19 +60,19 @@ def ping(number: int) -> bytes:
 
 
 def pong(number: int, applied: int) -> bytes:
-    """Encode the body of PONG: what it answers, and the position applied."""
+    """Encode the body of PONG: the number of the PING, and the position applied."""
     return PONG_LAYOUT.pack(number, applied)
 
 
 def read_ping(body: Any) -> int:
-    """Raises :class:`Corrupt`."""
+    """Decode the number of a PING. Raises :class:`Corrupt`."""
     if len(body) != PING_LAYOUT.size:
         raise Corrupt(f"a ping of {len(body)} bytes", reason="length")
     return int(PING_LAYOUT.unpack(body)[0])
 
 
 def read_pong(body: Any) -> tuple[int, int]:
-    """(number, applied). Raises :class:`Corrupt`."""
+    """Decode a PONG: (number, position applied). Raises :class:`Corrupt`."""
     if len(body) != PONG_LAYOUT.size:
         raise Corrupt(f"a pong of {len(body)} bytes", reason="length")
     number, applied = PONG_LAYOUT.unpack(body)
@@ -85,7 +85,7 @@ def probe(number: int, position: int, entries: np.ndarray[Any, Any]) -> bytes:
 
 
 def read_probe(body: Any) -> tuple[int, int, np.ndarray[Any, Any]]:
-    """(number, position, entries). Raises :class:`Corrupt`."""
+    """Decode a PROBE: (number, position, entries). Raises :class:`Corrupt`."""
     view = memoryview(body)
     count, rest = divmod(len(view) - PROBE_HEAD_LAYOUT.size, PROBE_ENTRY_LAYOUT.itemsize)
     if rest or not 0 <= count <= MOST_PROBED:
@@ -106,7 +106,7 @@ def probed(number: int, compared: int, differing: int) -> bytes:
 
 
 def read_probed(body: Any) -> tuple[int, int, int]:
-    """(number, pages compared, of them differ). Raises :class:`Corrupt`."""
+    """Decode a PROBED: (number, pages compared, pages that differ). Raises :class:`Corrupt`."""
     if len(body) != PROBED_LAYOUT.size:
         raise Corrupt(f"the result of a sample in {len(body)} bytes", reason="length")
     number, compared, differing = PROBED_LAYOUT.unpack(body)
@@ -116,7 +116,7 @@ def read_probed(body: Any) -> tuple[int, int, int]:
 
 
 def read_replay(body: Any) -> int:
-    """The cut's position. Raises :class:`Corrupt`."""
+    """Decode the journal position of the snapshot. Raises :class:`Corrupt`."""
     try:
         return msgspec.msgpack.decode(body, type=Replay).position
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""The sending end of a page stream: one thread fills frames, one for each lane seals and sends them.
+"""The sending end of a page stream: one thread fills frames, one thread for each lane seals and sends them.
 
-:mod:`.receiver` has the messages. The steps overlap: while lanes compress,
+:mod:`.receiver` names the messages. The steps overlap: while lanes compress,
 seal and send (all without the interpreter's lock), the filling thread copies
-and hashes the next pages. What is under way is bounded by the ring and by the
+and hashes the next pages. The pages under way are bounded by the ring and by the
 lanes' credits.
 """
 
@@ -53,7 +53,7 @@ from rgpu.session.errors import DeviceError, LinkError, MoveFailed, RgpuError, f
 
 log = structlog.get_logger(__name__)
 
-LANES = 4  #: connections at most
+LANES = 4  #: most connections
 LANE_SECONDS = 5.0  #: that a further connection may take to be admitted
 ZEROS_TOGETHER = 2048  #: pages of zeros in one message
 
@@ -62,9 +62,9 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def lanes_here() -> int:
-    """Connections worth opening: sealing keeps a processor busy for each, and the other side opens on as many.
+    """Return the number of connections to open: sealing keeps a processor busy for each, on both sides.
 
-    ``$RGPU_PAGE_LANES`` says another number (1 to 4): a test on few processors wants several.
+    ``$RGPU_PAGE_LANES`` sets another number (1 to 4), for tests on few processors.
     """
     given = os.environ.get("RGPU_PAGE_LANES", "")
     return max(1, min(LANES, int(given) if given.isdigit() else (os.cpu_count() or 1) // 2))
@@ -72,14 +72,14 @@ def lanes_here() -> int:
 
 @dataclass
 class Statistics:
-    """What ``rgpu migrate`` reports about the pages."""
+    """Page statistics that ``rgpu migrate`` reports."""
 
     rounds: int = 0
     pages_total: int = 0
     pages_sent: int = 0
     bytes_sent: int = 0
     last_round_pages: int = 0
-    bytes_pulled: int = 0  #: of those sent: out of the source's memory, by the destination
+    bytes_pulled: int = 0  #: part of ``bytes_sent`` that the destination pulled out of the source's memory
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -88,7 +88,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Pages for a lane: in a frame of the ring, or (``slot`` None) zeros and pages read one by one."""
+    """Pages for a lane: in a frame of the ring, or (``slot`` None) zeros and pages that were read singly."""
 
     entries: np.ndarray[Any, Any]
     slot: int | None = None
@@ -96,7 +96,7 @@ class _Job:
 
 
 class PageSender:
-    """The source's side. ``fault`` is called with the name of each step: tests break things there.
+    """The source's side. ``fault`` is called with the name of each step: tests inject faults there.
 
     ``more`` opens a further connection to the same destination; without it there is one lane.
     """
@@ -105,17 +105,18 @@ class PageSender:
                  fault: Callable[[str], object] = lambda point: None,
                  more: Callable[[], SealedConnection] | None = None, lanes: int | None = None,
                  peer: bool = True) -> None:
-        """``peer``: a destination on the same host may pull pages out of the device's memory."""
+        """Make a sender. ``peer``: a destination on the same host may pull pages out of the device's memory."""
         self.connection = connection
         self._own = device
-        self.device = device  #: or a view of one: what :mod:`rgpu.checkpoint.pages.frozen` offers is enough
+        self.device = device  #: or a view of one, as in :mod:`rgpu.checkpoint.pages.frozen`
         self.fault = fault
-        self.pace: Callable[[float], None] = lambda busy: None  #: told how long each piece took; may rest
+        #: throttle: called with the seconds that each piece took; may sleep
+        self.pace: Callable[[float], None] = lambda busy: None
         self.peer: PeerSource | None = None
         self.by_stream = "" if peer else "stream was asked for"  #: why pages are not pulled
-        self.rounds_pulled: list[dict[str, float]] = []  #: before pulls were given up
-        self.map_seconds: list[float] = []  #: that the other side took for each layout
-        self.destination: dict[str, float] = {}  #: what it said in DONE that its phases took, ms
+        self.rounds_pulled: list[dict[str, float]] = []  #: rounds before pulls were given up
+        self.map_seconds: list[float] = []  #: seconds that the other side took for each layout
+        self.destination: dict[str, float] = {}  #: times of the destination's phases from DONE, ms
         self.takes_objects = False  #: the other side makes objects ahead (:meth:`send_objects`)
         self.table = PageTable(key)
         self.statistics = Statistics()
@@ -123,26 +124,26 @@ class PageSender:
         self._more = more
         self._wanted = (lanes_here() if lanes is None else lanes) if more is not None else 1
         self._lanes = [SendLane(connection)]
-        self._no_more = False  #: lanes
+        self._no_more = False  #: no further lanes are opened
         self._move = ""
         self._lock = threading.Lock()
 
     # -- the messages -------------------------------------------------------------------
     def begin(self, session: str, move: str) -> None:
-        """Raises :class:`LinkError`. Whether pages will be pulled is known after the first :meth:`round`."""
+        """Send BEGIN. Whether pages are pulled is decided in the first :meth:`round`. Raises :class:`LinkError`."""
         asked = None if self.by_stream else ask(self.connection, self.device)
         values = {"session": session, "move": move, "hash_key": self.table.key, "lanes": self._wanted - 1}
         self.connection.send(BEGIN, _encode(values if asked is None else {**values, "peer": asked}))
         self._move = move
         if asked is None:
             self._use_stream(self.by_stream or "this device's memory cannot be given to another worker")
-            if self._wanted > 1:  # the destination takes what comes first for the first connection: it has to be
+            if self._wanted > 1:  # the connection whose message arrives first is the first one to the destination
                 self.connection.send(ROUND, _encode({"round": 0}))
                 self._expect(ACK)
             self._open_lanes()
 
     def _use_stream(self, why: str) -> None:
-        """Pages go over the connection from here on. A further connection that is refused is done without."""
+        """Send pages over the connection from here on, because of ``why``."""
         self.by_stream = why
         if self.peer is not None:
             self.peer.close()
@@ -150,7 +151,10 @@ class PageSender:
         log.info("pages go over the connection", reason=why)
 
     def _open_lanes(self) -> None:
-        """The further connections, when they are needed first; the destination has answered on the first one."""
+        """Open the further connections when they are first needed; the destination has answered on the first one.
+
+        A refused connection is no error: the stream uses those that are open.
+        """
         for number in range(len(self._lanes), 0 if self._no_more else self._wanted):
             try:
                 self._lanes.append(self._open_lane(self._move, number))
@@ -173,10 +177,10 @@ class PageSender:
         return SendLane(connection)
 
     def round(self) -> int:
-        """Send every page that differs from what was last sent; returns how many did.
+        """Send every page that differs from the last one sent for it; return how many did.
 
         On return all are verified and written at the destination. Raises
-        :class:`LinkError`, what the destination reports, :class:`DeviceError`.
+        :class:`LinkError`, the error that the destination reports, :class:`DeviceError`.
         """
         regions = self.device.regions()
         began = time.monotonic()
@@ -200,7 +204,7 @@ class PageSender:
         return self.statistics.last_round_pages
 
     def _agree(self, body: Any) -> None:
-        """Whether the other side will pull pages: it says so once, in its first answer."""
+        """Read from the first READY whether the other side makes objects ahead and pulls pages."""
         said = _decode(body)
         self.takes_objects = isinstance(said, dict) and bool(said.get("objects"))
         if self.peer is None and not self.by_stream:
@@ -214,11 +218,11 @@ class PageSender:
                 self.peer.pace = lambda busy: self.pace(busy)
 
     def _pulled(self, regions: list[Region]) -> list[Region]:
-        """Have pulled what can be; the regions that are left for the connection."""
+        """Have the regions pulled that can be; return those that are left for the connection."""
         view = self.device
         if self.peer is None:
             return regions
-        if isinstance(view, FrozenPages):  # copies aside are no memory of the session
+        if isinstance(view, FrozenPages):  # copies made aside are not memory of the session
             self.peer.forget_told()
             return regions
         try:
@@ -230,9 +234,9 @@ class PageSender:
         return [region for region in regions if region.kind != "mapped" or region.size % PAGE]
 
     def send_objects(self, data: bytes) -> float:
-        """Have objects made ahead (:mod:`rgpu.session.objects.ahead`); returns the ms that the other side took.
+        """Have objects made ahead (:mod:`rgpu.session.objects.ahead`); return the ms that the other side took.
 
-        Between two rounds. Raises what the destination reports.
+        To be called between two rounds. Raises the error that the destination reports.
         """
         self._in_pieces(OBJECTS, data)
         said = _decode(self._expect(MADE))
@@ -243,9 +247,9 @@ class PageSender:
             self.connection.send(kind, last, piece)
 
     def finish(self, state: SessionState) -> None:
-        """Send the rest of the session; returns once the other side verified every page.
+        """Send the rest of the session; return once the other side has verified every page.
 
-        Raises :class:`MoveFailed`, or what the destination reports.
+        Raises :class:`MoveFailed`, or the error that the destination reports.
         """
         self.fault("state")
         self._in_pieces(STATE, state.encode())
@@ -256,16 +260,16 @@ class PageSender:
 
     @property
     def known(self) -> Collection[tuple[int, int]]:
-        """Mapped regions whose hashes, as the last round saw them, the other side has: a state need not repeat them."""
+        """Mapped regions whose hashes of the last round the other side holds, so that a state need not repeat them."""
         return self.peer.known if self.peer is not None else ()
 
     @property
     def page_rounds(self) -> list[dict[str, float]]:
-        """What each round of pulls took."""
+        """Times and sizes of each round of pulls."""
         return self.rounds_pulled if self.peer is None else self.peer.rounds
 
     def close(self) -> None:
-        """Close the further connections; the first one is the caller's."""
+        """Close the further connections; the caller closes the first one."""
         if self.peer is not None:
             self.peer.close()
         for lane in self._lanes[1:]:
@@ -289,7 +293,7 @@ class PageSender:
         return self._ring
 
     def count(self, pages: int, size: int, pulled: bool = False) -> None:
-        """Add pages and bytes that went; ``pulled``: by the other side from memory."""
+        """Count pages and bytes sent; ``pulled``: by the other side from memory."""
         with self._lock:
             self.statistics.pages_sent += pages
             self.statistics.bytes_sent += size
@@ -316,7 +320,7 @@ class _Round:
         threads = [threading.Thread(target=self._serve, args=(lane,), name="page-lane", daemon=True) for lane in lanes]
         for lane in lanes:
             lane.stall = STALL if limit is None else limit
-            lane.connection.sock.settimeout(lane.stall)  # a peer that takes nothing must not hold us for ever
+            lane.connection.sock.settimeout(lane.stall)  # a peer that reads nothing must not block this side for ever
         for thread in threads:
             thread.start()
         try:
@@ -334,7 +338,7 @@ class _Round:
             sender.connection.sock.settimeout(limit)
 
     def _serve(self, lane: SendLane) -> None:
-        """A lane's thread: to the end of the round, with all credits back. After an error it only takes jobs away."""
+        """Run a lane's thread to the end of the round, with all credits back; after an error jobs are discarded."""
         while (job := self._jobs.get()) is not None:
             if not self._errors:
                 self._guarded(lambda job=job: self._send(lane, job))  # type: ignore[misc]
@@ -356,22 +360,22 @@ class _Round:
         self.sender.count(len(job.entries), size)
 
     def _failed(self, error: BaseException) -> None:
-        """The first one tells the others: those that wait for a slot, for a credit, for room in a socket."""
+        """Record an error; the first one wakes the threads that wait for a slot, a credit or space in a socket."""
         with self._lock:
             first = not self._errors
             self._errors.append(error)
         self._free.put(None)
         if first:
             for lane in self.sender.lanes:
-                with suppress(OSError):  # not the reading half: it may still say why
+                with suppress(OSError):  # not the reading half: the other side's reason may still arrive
                     lane.connection.sock.shutdown(socket.SHUT_WR)
 
     def _cause(self) -> BaseException:
-        """What to raise: the other side's own words before what they did to the link."""
+        """Return the error to raise: the other side's own error rather than the broken link that follows from it."""
         reasons = [error for error in self._errors if not isinstance(error, LinkError)]
         if reasons:
             return reasons[0]
-        for lane in self.sender.lanes:  # what broke one of them may have been said on another
+        for lane in self.sender.lanes:  # the reason may have been sent on another lane
             with suppress(RgpuError):
                 while True:
                     kind, body = lane.connection.recv(0.5)
@@ -403,7 +407,7 @@ class _Round:
                 raise
 
     def _zeros(self, region: Region, indices: np.ndarray[Any, Any], hashes: np.ndarray[Any, Any]) -> None:
-        """Pages that were all zeros when they were hashed: the hash is of what the other side will have."""
+        """Queue pages that were all zeros when they were hashed; the other side will hold zeros with that hash."""
         last = pagehash.page_count(region.size) - 1
         for at in range(0, len(indices), ZEROS_TOGETHER):
             some = indices[at:at + ZEROS_TOGETHER]
@@ -413,7 +417,7 @@ class _Round:
                 addresses, hashes[some], size=sizes, stored=0, codec=ZERO)))
 
     def _frame(self, region: Region, indices: Sequence[int]) -> None:
-        """Whole pages: copied to staging and hashed there."""
+        """Queue whole pages, copied to staging and hashed there."""
         sender = self.sender
         slot = self._free.get()
         if slot is None:
@@ -433,7 +437,10 @@ class _Round:
         sender.pace(busy)
 
     def _one_by_one(self, region: Region, indices: Sequence[int]) -> None:
-        """Module variables, pinned mirrors, pages in host memory: few, short, or not to be copied by a kernel."""
+        """Queue pages read singly: module variables, pinned mirrors, pages in host memory.
+
+        They are few, short, or cannot be copied by a kernel.
+        """
         for at in range(0, len(indices), FRAME_PAGES):
             pages = [read_page(self.sender.device, region, index, self.sender.table.key)
                      for index in indices[at:at + FRAME_PAGES]]

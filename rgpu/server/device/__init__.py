@@ -1,1 +1,1 @@
-"""The devices that a worker may have: cpu and cuda. They know calls and memory, no session, agent or node."""
+"""The devices that a worker can use: cpu and cuda. They handle calls and memory, not sessions, agents or nodes."""

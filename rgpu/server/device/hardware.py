@@ -1,18 +1,18 @@
-"""Cause of an error of the driver: the program's own work, which is told, or the hardware's, from which it is
-recovered.
+"""Whether an error of the driver was caused by the program's own work, in which case the program receives it, or by the
+hardware, in which case the session is recovered.
 
-Pure (OWNERSHIP 9). Source: CUDA driver API, "CUresult"; what NVIDIA's device plugin for Kubernetes takes for the
-program's among the XIDs (XID Errors, NVIDIA data center documentation).
+Pure (OWNERSHIP 9). Sources: CUDA driver API, "CUresult"; the XIDs that NVIDIA's device plugin for Kubernetes attributes
+to the program (XID Errors, NVIDIA data center documentation).
 
 =========  ===============================================================================
-CUresult   whose
+CUresult   caused by
 =========  ===============================================================================
-214        the hardware's: an ECC error that cannot be corrected
-220        the hardware's: likewise of NVLink
-226        the hardware's: contained; what else it stands for, accesses of peers, no session has
-46, 999    the hardware's if the device is lost to the driver, else the program's
-719, 702   likewise: a kernel that failed or took too long for a display
-others     the program's
+214        the hardware: an uncorrectable ECC error
+220        the hardware: an uncorrectable NVLink error
+226        the hardware: contained; its other cause, accesses of peers, occurs in no session
+46, 999    the hardware if the driver has lost the device, else the program
+719, 702   the same: a kernel that failed or took too long for a display
+others     the program
 =========  ===============================================================================
 """
 
@@ -20,22 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: CUresult → what it says.
+#: CUresult → description.
 HARDWARE = {
     214: "an uncorrectable ECC error",
     220: "an uncorrectable NVLink error",
     226: "an error that the GPU contained",
 }
-#: Results that a lost device gives, and others as well.
+#: Results that a lost device returns, but that have other causes as well.
 UNCLEAR = frozenset({46, 702, 719, 999})
-#: XIDs that programs cause: page faults, illegal instructions, channels that were ended with them.
+#: XIDs that programs cause: page faults, illegal instructions, channels that were ended with the program.
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
 
 
 def fault(result: int, lost: Callable[[], str]) -> str:
-    """Why the device is at fault for this CUresult; empty where the program is.
+    """Return why the device is at fault for this CUresult; empty where the program is.
 
-    ``lost``: asked only where the result alone does not tell; why the driver has lost the device, or empty.
+    ``lost``: returns why the driver has lost the device, or an empty string; called only where the result alone does
+    not decide.
     """
     if result in HARDWARE:
         return HARDWARE[result]

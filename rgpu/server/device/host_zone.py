@@ -1,12 +1,10 @@
-"""Host memory at addresses of our own, away from where the driver places what it makes.
+"""Host memory at addresses that rgpu chooses, apart from where the driver places its own.
 
-The driver puts the variables of a module into address space that it takes from
-the process as mmap(2) gives it out. A session's modules land where they stood
-before only if the processes look alike there: what one worker maps and another
-does not (memory shared with an agent on this host, frames for a checkpoint), at
-moments that the session does not determine, must not be among it. It is mapped
-in a range of its own, behind those of the session (docs/developers/devices.md,
-"Address ranges").
+The driver puts the variables of a module into address space that it gets from mmap(2). The modules of a session can
+return to their former addresses only if the address spaces of the processes look alike there. Therefore memory that one
+worker maps and another does not (memory shared with an agent on this host, frames for a checkpoint), at moments that
+the session does not determine, must stay out of that part. It is mapped in a range of its own, above the session's
+ranges (docs/developers/devices.md, "Address ranges").
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _taken: list[tuple[int, int]] = []  #: (start, end), by start
 
 
 def private(size: int, huge: bool = False) -> Any:
-    """Zeroed memory as a ctypes array; unmapped when nothing refers to it any more. Raises :class:`OSError`."""
+    """Return zeroed memory as a ctypes array, unmapped when nothing refers to it. Raises :class:`OSError`."""
     found = _map(size, mapping.READ | mapping.WRITE, mapping.PRIVATE)
     if huge:
         mapping.prefer_huge_pages(ctypes.addressof(found), size)
@@ -37,7 +35,7 @@ def private(size: int, huge: bool = False) -> Any:
 
 
 def shared(fd: int, size: int, writable: bool = False, huge: bool = False) -> Any:
-    """The first ``size`` bytes of a file, as :func:`private` gives memory. Raises :class:`OSError`."""
+    """Map a file's first ``size`` bytes as a ctypes array, unmapped as by :func:`private`. Raises :class:`OSError`."""
     found = _map(size, mapping.READ | (mapping.WRITE if writable else 0), mapping.SHARED, fd)
     if huge:
         mapping.prefer_huge_pages(ctypes.addressof(found), size)
@@ -51,12 +49,12 @@ def _map(size: int, protection: int, flags: int, fd: int = -1) -> Any:
         mapping.put(start, size, protection, flags | mapping.FIXED_NOREPLACE, fd)
         bisect.insort(_taken, (start, start + length))
     memory = (ctypes.c_ubyte * size).from_address(start)
-    weakref.finalize(memory, _unmap, start, size, length).atexit = False  # the process' end does it at once
+    weakref.finalize(memory, _unmap, start, size, length).atexit = False  # the end of the process unmaps it at once
     return memory
 
 
 def _gap(length: int) -> int:
-    """The lowest address with so much room."""
+    """Return the lowest address with ``length`` free bytes."""
     at = BASE
     for start, end in _taken:
         if start - at >= length:

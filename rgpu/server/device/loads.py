@@ -1,6 +1,6 @@
-"""What each load of a module binary cost: its kind, bytes and kernels, and the time of each stage.
+"""The cost of each load of a module binary: its kind, bytes and kernels, and the time of each stage.
 
-A device notes the stages of the load under way (:class:`LoadNotes`); the executor adds them up for its session
+A device notes the stages of the load under way (:class:`LoadNotes`); the executor sums them up for its session
 (:class:`LoadFigures`), for ``modules.loads`` of ``rgpu ps -o json`` (docs/users/output.md).
 """
 
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
-#: In the order in which they come. ``travel``: from the first byte of the call, or its mention by hash, to the begin of
-#: the load, the node's cache included; ``unpack``: decompression of a fat binary's entry; ``compile``: PTX to machine
-#: code; ``load``: the driver's own call; ``describe``: names, parameters, attributes and variables.
+#: In the order in which they occur. ``travel``: from the first byte of the call, or its mention by hash, to the begin
+#: of the load, the node's cache included; ``unpack``: decompression of a fat binary's entry; ``compile``: PTX to
+#: machine code; ``load``: the driver's own call; ``describe``: names, parameters, attributes and variables.
 STAGES = ("travel", "unpack", "compile", "load", "describe")
 PTX, CUBIN, FATBIN, OTHER = "ptx", "cubin", "fatbin", "other"
-SLOWEST = 8  #: loads that are shown singly
+SLOWEST = 8  #: loads that are shown one by one
 
 _FATBIN, _ELF = b"\x50\xed\x55\xba", b"\x7fELF"
 
 
 def kind_of(binary: Any) -> str:
-    """Tell what a module binary is by its first bytes; PTX begins with text."""
+    """Return the kind of a module binary, judged by its first bytes; PTX begins with text."""
     head = bytes(binary[:4])
     if head in (_FATBIN, _ELF):
         return FATBIN if head == _FATBIN else CUBIN
@@ -34,15 +34,15 @@ def kind_of(binary: Any) -> str:
 class LoadNotes:
     """Stages of the load under way. One thread loads at a time.
 
-    ``digest``: BLAKE3 of the module binary, where the caller knows it. ``compiled`` and ``described`` say whether that
-    was found among what the node keeps (True), done (False) or not needed (None).
+    ``digest``: BLAKE3 of the module binary, where the caller has it. ``compiled`` and ``described``: True if the result
+    was found in the node's cache, False if it had to be made, None if it was not needed.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self, digest: bytes = b"") -> None:
-        """Forget the load before."""
+        """Start the notes of a new load; those of the load before are dropped."""
         self.digest = digest
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.compiled: bool | None = None
@@ -50,7 +50,7 @@ class LoadNotes:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block for a stage; a load that is tried again counts twice, as it costs."""
+        """Add the time of the block to a stage; a load that is tried again counts twice, as it costs twice."""
         began = time.monotonic()
         try:
             yield
@@ -62,7 +62,7 @@ class LoadNotes:
 class _Sum:
     loads: int = 0
     failed: int = 0
-    libraries: int = 0  #: of the loads, those as a CUlibrary
+    libraries: int = 0  #: of the loads: those as a CUlibrary
     bytes: int = 0
     kernels: int = 0
     compiled: int = 0
@@ -76,11 +76,11 @@ class _Sum:
 
 
 class LoadFigures:
-    """Sums of a session's loads by kind, and the slowest ones; those of a rebuild count, for they cost as much."""
+    """Sums of a session's loads by kind, and the slowest loads; loads during a rebuild count as well."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sum] = {}
-        self._slowest: list[tuple[float, int, dict[str, Any]]] = []  #: a heap, the quickest of them first
+        self._slowest: list[tuple[float, int, dict[str, Any]]] = []  #: a heap, the quickest first
 
     def add(self, seq: int, kind: str, size: int, kernels: int, library: bool, notes: LoadNotes,
             failed: bool = False) -> None:
@@ -105,7 +105,7 @@ class LoadFigures:
             heapreplace(self._slowest, item)
 
     def as_dict(self) -> dict[str, Any]:
-        """Figures for ``rgpu ps``: times in ms."""
+        """Return the figures for ``rgpu ps``, times in ms."""
         slowest = sorted(self._slowest, key=lambda item: item[:2], reverse=True)
         return {"kinds": {kind: found.as_dict() for kind, found in sorted(self._sums.copy().items())},
                 "slowest": [one for _, _, one in slowest]}

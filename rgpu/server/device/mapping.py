@@ -1,4 +1,4 @@
-"""mmap(2) at addresses of our choice, which Python's own mmap module does not take."""
+"""mmap(2) at chosen addresses, which Python's own mmap module does not support."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def put(address: int | None, size: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> int:
-    """Map memory, where it has to be if ``address`` is given; returns where. Raises :class:`OSError`."""
+    """Map memory, at ``address`` if it is given, and return its address. Raises :class:`OSError`."""
     got = libc.mmap(address, size, protection, flags, fd, offset)
     if got != _FAILED and (address is None or got == address):
         return int(got)
     code = ctypes.get_errno() if got == _FAILED else errno.EEXIST
-    if got != _FAILED:  # a kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint
+    if got != _FAILED:  # kernels before 4.17 treat MAP_FIXED_NOREPLACE as a hint
         libc.munmap(got, size)
     where = "" if address is None else f" at {address:#x}"
     raise OSError(code, f"mmap of {size:#x} bytes{where}: {os.strerror(code)}")
 
 
 def move(address: int, size: int, to: int) -> None:
-    """Move what is mapped at ``address`` over what is at ``to``, pages and all. Raises :class:`OSError`."""
+    """Move the pages mapped at ``address`` to ``to``, replacing the mapping there. Raises :class:`OSError`."""
     if libc.mremap(address, size, size, _MAYMOVE | _FIXED_MOVE, to) == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"mremap of {size:#x} bytes at {address:#x} to {to:#x}: {os.strerror(code)}")
 
 
 def take_away(address: int, size: int) -> None:
-    """munmap(2)."""
+    """Unmap the range: munmap(2)."""
     libc.munmap(address, size)
 
 
 def prefer_huge_pages(address: int, size: int) -> None:
-    """A hint; first touches cost a tenth."""
+    """Advise the kernel to use huge pages: first touches take a tenth of the time."""
     libc.madvise(address, size, _MADV_HUGEPAGE)

@@ -1,6 +1,6 @@
-"""Devices by their specification, ``cpu:N`` or ``cuda:N``: which of the two is made, and what else differs.
+"""Devices by their specification, ``cpu:N`` or ``cuda:N``: making one, and what else differs between the two kinds.
 
-A device's modules are loaded when one is made: a process loads no driver that it does not use.
+The modules of a device are imported when one is made, so that a process loads no driver that it does not use.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from rgpu.session.errors import Refused
 
 
 def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
-    """``cpu:N`` or ``cuda:N``, or several of one kind, ``cuda:N+M``.
+    """Make the device ``cpu:N`` or ``cuda:N``, or several of one kind: ``cuda:N+M``. ``memory``: bytes.
 
-    Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
-    may become the device's, for what its kernels print.
+    Raises :class:`DeviceError`; :class:`Refused` for another kind. ``own_stdout``: the device may use this process's
+    standard output for the text that its kernels print.
     """
     kind, _, listed = spec.partition(":")
     ordinal, *others = [int(number) for number in (listed or "0").split("+")]
@@ -32,7 +32,7 @@ def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = Fa
 
 
 def lost(spec: str, device: Device) -> str:
-    """Why the driver has lost the device; empty: it has not, or cannot tell."""
+    """Return why the driver has lost the device; empty where it has not, or where that is unknown."""
     if not spec.startswith("cuda"):
         return ""
     from rgpu.server.device.cuda import nvml
@@ -42,7 +42,7 @@ def lost(spec: str, device: Device) -> str:
 
 
 def warm(spec: str) -> None:
-    """Load what a session's first calls would: for a warm worker, while nobody waits."""
+    """Load what a session's first calls need: done by a warm worker before a session waits for it."""
     if spec.startswith("cpu"):
         from rgpu.server.device.cpu.ptx import jit
 

@@ -1,1 +1,1 @@
-"""The node daemon: its parts put together, its ports, what its workers and its figures say. It runs no CUDA call."""
+"""The node daemon: assembly of its parts, its ports, its workers' events and its metrics. It runs no CUDA call."""

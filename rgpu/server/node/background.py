@@ -1,4 +1,4 @@
-"""Work that a daemon does beside what it was asked, until it stops."""
+"""Background tasks of a daemon, which are not part of answering a request and end when it stops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = structlog.get_logger(__name__)
 
 
 class Background:
-    """Tasks of one daemon. ``stopping`` is set once it is to end."""
+    """Tasks of one daemon. ``stopping`` is set once the daemon is to end."""
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """A task that is cancelled with the daemon; its failure is logged."""
+        """Start a task that is cancelled with the daemon; its failure is logged."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
 
@@ -39,7 +39,7 @@ class Background:
             task.cancel()
 
     def reporter(self, request: Request) -> Callable[[dict[str, Any]], None]:
-        """A function that sends values to the request's sender, as its progress, and does not wait for that."""
+        """Return a function that sends values to the request's sender as progress, without waiting for delivery."""
 
         def report(values: dict[str, Any]) -> None:
             self.spawn(request.progress(**values))

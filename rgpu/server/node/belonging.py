@@ -1,20 +1,20 @@
-"""The pool and the registry that a node belongs to: what its folder remembers, and the refusal to serve another one.
+"""The pool and the registry that a node belongs to: recorded in its folder, with the refusal to serve in another one.
 
-Two registries with one pool's keys are two pools that do not know of each other: each elects a leader, and both take
-the same sessions for theirs. So a node that has served in one registry starts in no other by an option that was left
+Two registries with one pool's keys are two independent pools: each elects a leader, and both claim
+the same sessions. So a node that has served in one registry does not start in another one because an option was left
 out or mistyped.
 
 ======================================  =====================================================
-started with                            by a folder that remembers
+started with                            a folder that records
 ======================================  =====================================================
-no ``--registry``                       a registry: that one. The etcd of an older version, whose
-                                        address it lacks: refused. Nothing: the embedded one
+no ``--registry``                       a registry: that one is used. The etcd of an older version,
+                                        without its address: refused. Nothing: the embedded one
 ``embedded``                            etcd: refused
-``etcd://…``                            the embedded one: refused. etcd: what is found there
-                                        must be this pool's data (:func:`judge`)
+``etcd://…``                            the embedded one: refused. etcd: the data found there
+                                        must be this pool's (:func:`judge`)
 ======================================  =====================================================
 
-The registry says which pool it holds (``pool/identity``); the first node that opens it writes that.
+The registry's record ``pool/identity`` names its pool; the first node that opens the registry writes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AGAIN_SECONDS = 0.5  #: between two attempts to reach the registry
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """``nodes/HOST/belongs.json``: the pool that the node serves in, its registry's address and its data's name."""
+    """``nodes/HOST/belongs.json``: the pool that the node serves in, its registry's address and cluster id."""
 
     pool: str
     registry: str  #: etcd://…, embedded:PATH; ``embedded``: registry.db of the pool's own folder
@@ -55,18 +55,18 @@ class Remembered(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the folder tells about the node called ``host``."""
+    """The content of the folder about the node called ``host``."""
 
     host: str
     root: Path
     described: PoolDescription
     remembered: Remembered | None = None
-    guarded: str = ""  #: the etcd data that it has seen, or another node of the folder, by nodes/HOST/registry.json
+    guarded: str = ""  #: cluster id of the etcd that a node of the folder has seen, by nodes/HOST/registry.json
     embedded: bool = False  #: registry.db is in the folder
 
     @property
     def registry(self) -> str:
-        """Where the pool's registry is, as far as the folder knows; "" where it does not say."""
+        """Address of the pool's registry, as recorded in the folder; "" where it is not recorded."""
         if self.remembered is not None:
             return self.remembered.registry
         if self.described.registry or self.guarded or not self.embedded:
@@ -75,7 +75,7 @@ class Known:
 
     @property
     def cluster(self) -> str:
-        """The name of the data that the node has served by; "" for one that has not."""
+        """Cluster id of the registry that the node has served in; "" for a node that has not served."""
         return self.remembered.cluster if self.remembered is not None else self.guarded
 
     @property
@@ -86,7 +86,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a registry says about itself. ``pool``: the pool that it holds, "" where nobody wrote that."""
+    """Identity of a registry. ``pool``: the pool that it holds, "" where that was never written."""
 
     address: str
     cluster: str
@@ -95,7 +95,7 @@ class Found:
 
 
 def look(files: PoolFiles, host: str) -> Known:
-    """Read what the folder knows. Raises :class:`NotFound`, :class:`Corrupt`."""
+    """Read the folder's records about a node. Raises :class:`NotFound`, :class:`Corrupt`."""
     node = files.node_directory(host)
     guards = [node / "registry.json", *sorted(files.root.glob("nodes/*/registry.json"))]
     return Known(host, files.root, files.read_description(), _remembered(node / "belongs.json"),
@@ -103,7 +103,7 @@ def look(files: PoolFiles, host: str) -> Known:
 
 
 def choose(said: str, known: Known) -> str:
-    """The registry to open, where ``said`` was asked for ("": nothing). Raises :class:`Refused`."""
+    """Return the address of the registry to open; ``said``: the option, "" without one. Raises :class:`Refused`."""
     pool, registry = known.described.id, known.registry
     if known.remembered is not None and known.remembered.pool != pool:
         raise Refused(f"{known.host} belongs to pool {known.remembered.pool} (registry {without_options(registry)}), "
@@ -128,10 +128,10 @@ def choose(said: str, known: Known) -> str:
 
 
 def judge(known: Known, found: Found, ours: Iterable[str]) -> str:
-    """Why the data that were found are this pool's. ``ours``: public keys that this folder lets in, or has.
+    """Return why the data found are this pool's. ``ours``: public keys that this folder admits or holds.
 
-    Raises :class:`Refused` where they are not. The same address with other data is for the registry's guard: those
-    were wiped or restored, and `rgpu pool adopt` mends that.
+    Raises :class:`Refused` where they are not. The same address with other data passes here and is left to the
+    registry's guard: the data were wiped or restored, and `rgpu pool adopt` repairs that.
     """
     pool, where = known.described.id, without_options(found.address)
     home = f"{known.host} belongs to pool {pool}" + (
@@ -154,7 +154,7 @@ def judge(known: Known, found: Found, ours: Iterable[str]) -> str:
 
 
 async def read(address: str) -> Found:
-    """What the registry says about itself. Raises what opening and reading it raise."""
+    """Read the identity of the registry at ``address``. Raises what opening and reading it raise."""
     registry = await open_registry(address)
     try:
         entry = await registry.get(IDENTITY)
@@ -169,7 +169,7 @@ async def read(address: str) -> Found:
 
 
 def ours(files: PoolFiles, host: str) -> set[str]:
-    """Public keys by which the folder knows its pool: those that it lets in, its node's, and its peers'."""
+    """Public keys by which the folder recognises its pool: admitted ones, its node's, and its peers'."""
     known = {key.public for key in files.authorized.all()}
     if files.node_key_path(host).exists():
         known.add(KeyPair.load(files.node_key_path(host)).public)
@@ -177,10 +177,10 @@ def ours(files: PoolFiles, host: str) -> set[str]:
 
 
 async def settle(files: PoolFiles, host: str, address: str, stopping: asyncio.Event) -> None:
-    """Check that the registry at ``address`` holds this node's pool, and remember it.
+    """Check that the registry at ``address`` holds this node's pool, and record that in the folder.
 
-    Waits for one that does not answer, as the daemon does. Raises :class:`Refused`; :class:`PoolUnavailable` for an
-    embedded one that does not answer, or once ``stopping`` is set.
+    Waits for a registry that does not answer, as the daemon does. Raises :class:`Refused`; :class:`PoolUnavailable`
+    for an embedded one that does not answer, or once ``stopping`` is set.
     """
     known = look(files, host)
     while True:
@@ -198,7 +198,7 @@ async def settle(files: PoolFiles, host: str, address: str, stopping: asyncio.Ev
 
 
 def remember(files: PoolFiles, known: Known, address: str, cluster: str) -> None:
-    """Write down where the node serves: in its own folder, and for the next node of this folder in pool.json."""
+    """Record the node's registry: in its own folder, and in pool.json for other nodes of this folder."""
     at = "embedded" if address == known.at_home else address
     fresh = Remembered(known.described.id, at, cluster)
     if fresh != known.remembered:
@@ -212,9 +212,9 @@ def remember(files: PoolFiles, known: Known, address: str, cluster: str) -> None
 
 
 async def claim(registry: Registry, pool: str) -> None:
-    """Let the registry say which pool it holds, if it does not yet.
+    """Write into the registry which pool it holds, if it has no such record yet.
 
-    Raises :class:`Refused` where another pool's node was faster, and what the registry raises.
+    Raises :class:`Refused` where a node of another pool wrote first, and what the registry raises.
     """
     while (entry := await registry.get(IDENTITY)) is None:
         await txn_certain(registry, [absent(IDENTITY)], [Put(IDENTITY, encode(
@@ -226,7 +226,7 @@ async def claim(registry: Registry, pool: str) -> None:
 
 
 def without_options(address: str) -> str:
-    """An address for messages: options may name files of keys."""
+    """The address as shown in messages, without options: those may name key files."""
     return address.partition("?")[0]
 
 
@@ -241,7 +241,7 @@ def _remembered(path: Path) -> Remembered | None:
 
 
 def _guarded(path: Path) -> str:
-    """The data named by the guard's file; what is wrong with that, the guard says."""
+    """The cluster id in the guard's file, "" where it is unreadable: the guard reports errors of that file."""
     try:
         return str(json.loads(path.read_bytes())["cluster"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""The node daemon: makes the parts of a node, gives each what it uses, and sees to their order from start to end.
+"""The node daemon: makes the parts of a node, connects them, and starts and stops them in order.
 
-One asyncio loop. Blocking work (workers' sockets, the store, the registry's SQLite) runs in threads. Nothing imports
-this module but what starts the daemon.
+One asyncio loop. Blocking work (workers' sockets, the store, the registry's SQLite) runs in threads. Only the code that
+starts the daemon imports this module.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ from rgpu.session.errors import Refused, RgpuError
 log = structlog.get_logger(__name__)
 
 LEAVE_SECONDS = 5.0
-#: Descriptors that a daemon asks for, where its hard limit allows: each control connection costs three.
+#: Descriptors that a daemon requests, where its hard limit allows: each control connection takes three.
 MOST_DESCRIPTORS = 65536
 
 
@@ -120,7 +120,7 @@ class Daemon:
         self.options = options
         directory = options.files.node_directory(options.host)
         self.identity = Identity(options.host, new_incarnation(), options.files.add_node(options.host), directory)
-        self._name = hold_name(directory, options.host)  # kept open: the lock is the proof
+        self._name = hold_name(directory, options.host)  # kept open: it holds the lock on the name
         self.background = Background()
         self.reserve = Reserve()
         descriptors = raise_descriptor_limit()
@@ -138,7 +138,7 @@ class Daemon:
         self.control.audit, self.control.stranger = self.audit.answered, self.audit.stranger
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self._answers = False
-        self._elsewhere = False  #: this node was told to serve in a registry that is not its pool's
+        self._elsewhere = False  #: the registry in the options is not that of this node's pool
         self._make_sessions()
         self._make_pool()
         self._make_verbs_of_the_leader()
@@ -166,7 +166,7 @@ class Daemon:
         self.logs = WorkerLogs(host, directory)
 
     def _store_folder(self) -> Path | None:
-        """Where images are, if that is a folder of this host."""
+        """The folder of checkpoints, if they are stored in one on this host."""
         place = places.parse(self.options.store or str(self.options.files.root / "images"))
         return Path(place.path) if place.is_directory else None
 
@@ -194,7 +194,7 @@ class Daemon:
         self.deadline = Deadline(host, self.registration.in_time, lambda: self.registration.keeper.page.fd)
 
     def _make_verbs_of_the_leader(self) -> None:
-        """What is done here while this node leads, and the way to the node that does."""
+        """The leader's verbs, used while this node leads, and the link to the node that leads."""
         options = self.options
         words = LastWords()
         self.views = NodeViews(self.held, self.local, words, self.records, self.peers, DeviceUse(self.devices.slots))
@@ -213,7 +213,7 @@ class Daemon:
         self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease, me)
 
     def _make_reports(self) -> None:
-        """What follows from the records and from what workers say."""
+        """Reactions to the registry's records and to workers' events."""
         self.reports = LeaderReports(self.identity.host, self.link.ask, self.background.stopping)
         self.reconciler = Reconciler(self.identity, self.records, self.held, self.trust, self.reports,
                                      self.background.spawn)
@@ -226,7 +226,7 @@ class Daemon:
                                    SharedMemory(self.held, self.records, self.link.ask, self.gate.user_of))
 
     def _make_commands(self) -> None:
-        """What the leader commands of this node, and this node of others while it leads."""
+        """Commands of the leader to this node, and of this node to others while it leads."""
         options, host = self.options, self.identity.host
         self.agents = SessionAgents(self.memory.recall, self.records.find, self.authorized,
                                     asyncio.get_running_loop(), self.background.spawn)
@@ -243,7 +243,7 @@ class Daemon:
         self.candidacy = Candidacy(self.local, commander, options.lease, options.client_grace, self.metrics.leader)
 
     def _commands(self) -> dict[str, Command]:
-        """Each command of the leader, and what does it."""
+        """Each command of the leader, with the function that carries it out."""
         options, spawn = self.options, self.background.spawn
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
                                 options.module_cache_size, self.warm, self.boxes,
@@ -266,7 +266,7 @@ class Daemon:
             "node.adopt": self.adopting.adopt}
 
     def _register(self) -> None:
-        """What the control port answers: users' and operators' verbs, and commands by their own entrance."""
+        """Enter the verbs of the control port: users', operators', and the leader's commands by their own entrance."""
         requests = LeaderRequests(self.link, self.local, self.leader_verbs, self.background, self.gate,
                                   self.audit)
         for verbs in (
@@ -294,7 +294,7 @@ class Daemon:
             loop.add_signal_handler(number, stopping.set)
         try:
             for device in self.options.devices:
-                if device.startswith("cuda"):  # a driver is its maker's: what it needs is found out
+                if device.startswith("cuda"):  # which walls a vendor's driver bears is found by trying
                     await asyncio.to_thread(self.boxes.prove, device)
             self.boxes.warn()
             await self.taking_back.connect(self.events.hear)
@@ -314,7 +314,7 @@ class Daemon:
             await self._stop()
 
     async def _settle(self) -> None:
-        """Raises :class:`Refused` in a registry that is not this pool's: the workers here are for the right one."""
+        """Check the registry's pool. Raises :class:`Refused` for another pool's; the workers here are kept then."""
         try:
             await belonging.settle(self.options.files, self.identity.host, self.options.registry_address,
                                    self.background.stopping)
@@ -323,7 +323,7 @@ class Daemon:
             raise
 
     async def _join(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take back what adopted workers say they hold, answer, and register."""
+        """Take back the sessions of workers that were taken over, open the ports, and register."""
         self.registration.keep(self.options.registry_address)
         self.keyring = Keyring(self.authorized, self.records.registry, self.identity.keys.public, self._not_wanted)
         await self.keyring.start()
@@ -341,22 +341,22 @@ class Daemon:
                                      self.following.mark, self._returned)
 
     def _ports(self) -> dict[str, tuple[float, int, int]]:
-        """Of each port: 1 if it can be reached, connections that wait unproven, connections turned away."""
+        """Each port with: 1 if it can be reached, unauthenticated connections that wait, connections turned away."""
         gates = {"data": self.port.gate, "control": self.control.gate}
         return {name: (float(not self.watch.reach[f"{name} port"].why), gate.waiting, gate.turned_away)
                 for name, gate in gates.items() if gate is not None}
 
     def _not_wanted(self) -> None:
-        """This node's own key was revoked: it leaves, and others bring its sessions back."""
+        """Leave the pool, because this node's own key was revoked; other nodes recover its sessions."""
         if not self.background.stopping.is_set():
             log.error("this host's key was revoked: the node stops", host=self.identity.host)
-            asyncio.get_running_loop().call_later(0.5, self.background.stopping.set)  # the leader hears it first
+            asyncio.get_running_loop().call_later(0.5, self.background.stopping.set)  # the leader is answered first
 
     def _returned(self) -> None:
         self.background.spawn(self.reconciler.reconcile_all())
 
     def _work(self) -> None:
-        """Begin what a node does of itself."""
+        """Start the background tasks."""
         spawn = self.background.spawn
         if self.options.coordinator:
             spawn(self.candidacy.run(self.records.registry, self.identity, self.registration))
@@ -385,13 +385,13 @@ class Daemon:
         return (await pool_record(self.records.registry)).max_kernel_seconds
 
     async def _wait_believed(self) -> None:
-        """Until the registry is believed, if it is not."""
+        """Wait until the registry is trusted."""
         if self.trust.mistrust():
             await self.trust.wait_believed(self.options.registry_address, self.authorized, self.background.stopping,
                                            self._answer)
 
     async def _believed_again(self) -> tuple[str, int] | None:
-        """Read everything anew; gives who leads by the registry, None before this node has joined."""
+        """Read everything anew; return the leader's (host, revision) on record, None before this node has joined."""
         if not self.registration.joined:
             return None
         leader = await self.records.leader()
@@ -400,7 +400,7 @@ class Daemon:
         return leader or ("", 0)
 
     async def _answer(self) -> None:
-        """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""
+        """Open the control port: at the start's end, or earlier, where `rgpu pool adopt` has to be answered first."""
         if not self._answers:
             self._answers = True
             await self.control.start()
@@ -408,7 +408,7 @@ class Daemon:
                             Endpoint(self.control.address, self.identity.keys.public, self.identity.host))
 
     async def _reached(self, why: str) -> None:
-        """A port of this node cannot be reached, or all can be again: its state file and its record say so."""
+        """Write into the state file and the record why a port cannot be reached, or (``why`` empty) that all can be."""
         try:
             with self.reserve.given():
                 self._write_state(ready=not why, reason=why)
@@ -450,7 +450,7 @@ def address(pair: tuple[str, int]) -> str:
 
 
 def raise_descriptor_limit() -> int:
-    """Have as many descriptors as the hard limit gives, within reason; how many these are."""
+    """Raise the descriptor limit to the hard limit, :data:`MOST_DESCRIPTORS` at most; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(MOST_DESCRIPTORS, hard if hard != resource.RLIM_INFINITY else MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -460,9 +460,9 @@ def raise_descriptor_limit() -> int:
 
 
 def run(options: Options) -> None:
-    """The daemon's process, until SIGTERM."""
+    """Run the daemon until SIGTERM."""
     configure_logging(level=options.log_level, host=options.host)
-    privileges.hide_memory()  # it holds the pool's secret
+    privileges.hide_memory()  # the process holds the pool's secret
 
     async def main() -> None:
         await Daemon(options).run()

@@ -1,8 +1,8 @@
-"""The node's part in the end of programs: those that said that they end, and those of whom nothing is heard.
+"""The node's part in the end of programs: those that reported their end, and those whose agent is silent.
 
-What a worker heard of the first while its daemon was away stands in a file (:mod:`rgpu.server.ended_mark`). Of the
-second the worker says for how long nothing was heard; what follows is the leader's to decide
-(:mod:`rgpu.migrate.leader.silence`).
+A worker that received a program's end while its daemon was away has recorded it in a file
+(:mod:`rgpu.server.ended_mark`). For a silent agent the worker reports for how long nothing was received; the leader
+decides what follows (:mod:`rgpu.migrate.leader.silence`).
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 2.0  #: between two questions to a worker whether its agent is heard, while one is not
-QUIET_SECONDS = 5.0  #: of silence that the leader is told of
+LOOK_SECONDS = 2.0  #: between two requests to a worker for its agent's silence, while an agent is silent
+QUIET_SECONDS = 5.0  #: silence from which on the leader is informed
 AGAIN_SECONDS = 0.5
 UNKNOWN = "the program ended"
 
 
 class Endings:
-    """``directory``: the node's own. ``ask``: of the leader. ``recall``: a session's record as it was read last."""
+    """``directory``: the node's own. ``ask``: requests to the leader. ``recall``: a session's record as last read."""
 
     def __init__(self, directory: Path, held: HeldSessions, ask: Ask, recall: Callable[[str], SessionRecord | None],
                  background: Background) -> None:
         self._directory, self._held, self._ask, self._recall = directory, held, ask, recall
         self._background = background
-        #: What the leader was told of a worker: whether it is quiet there, and when to say so again (monotonic).
+        #: Last report to the leader by worker: whether its agent is silent, and when to report again (monotonic).
         self._told: dict[WorkerHandle, tuple[bool, float]] = {}
 
     # -- programs that ended -------------------------------------------------------
     def ended(self, session: str, reason: str, exit_code: Any = None) -> None:
-        """The program of a session here is over: the leader hears of it, however long there is none."""
+        """Report to the leader that a session's program has ended; retried until there is a leader."""
         self._background.spawn(self.report(session, reason, exit_code))
 
     def left_behind(self) -> None:
-        """Programs that ended while no daemon was here to hear of it. For a daemon that starts."""
+        """Report the programs that ended while no daemon ran here; called by a daemon that starts."""
         for folder, reason in ended_mark.read(self._directory / "workers").items():
             self.ended(folder.name.replace("@", "/"), reason or UNKNOWN)
 
     async def report(self, session: str, reason: str, exit_code: Any = None) -> None:
-        """Have the session of a program that is over ended, wherever it is by now.
+        """Have the session of an ended program ended, on whichever node it is by now.
 
-        Its agent tells the leader as well, but does not wait for one: its program's exit does not. While it is told
-        the session may be taken for lost and given to another node, and its name be given to another program: so it
-        says which one it means, by the time of its making.
+        The agent informs the leader as well, but does not wait for one, because the program's exit must not. Before
+        the report arrives the session may be taken for lost and given to another node, and its name to another
+        program: so the report names the session's creation time.
         """
         worker = self._held.running.get(session)
         record = self._recall(session)
@@ -73,29 +73,29 @@ class Endings:
                 log.warning("the leader was not told of a session's end yet", session=session, reason=error.message)
                 await asyncio.sleep(AGAIN_SECONDS)
                 if record is None and self._held.running.get(session) is not worker:
-                    break  # it was told, and the name may be another's by now
+                    break  # it was reported, and another session may have the name by now
         else:
             return
         ended_mark.clear(worker_folder(self._directory, session))
 
-    # -- programs of whom nothing is heard -------------------------------------------
+    # -- programs whose agent is silent ----------------------------------------------
     async def run(self) -> None:
-        """Look after the agents of this node's sessions, until cancelled."""
+        """Watch for silence of this node's agents, until cancelled."""
         pause = LOOK_SECONDS
         while True:
             await asyncio.sleep(pause)
             handles = dict(self._held.running)
             self._told = {handle: told for handle, told in self._told.items() if handle in handles.values()}
             silences = await asyncio.gather(*(self._look(session, handle) for session, handle in handles.items()))
-            # None can be quiet before the longest silence among them has grown to that.
+            # No agent reaches QUIET_SECONDS before the one with the longest silence does.
             pause = max(LOOK_SECONDS, QUIET_SECONDS - max(silences, default=0.0))
 
     async def _look(self, session: str, handle: WorkerHandle) -> float:
-        """The seconds for which nothing was heard of the session's agent."""
+        """The seconds for which nothing was received from the session's agent."""
         try:
             view = await handle.request("describe", timeout=LOOK_SECONDS)
         except RgpuError:
-            return QUIET_SECONDS  # it is asked again
+            return QUIET_SECONDS  # the worker is asked again
         silent = view.get("silent_s")
         await self._tell(session, handle, view)
         return float(silent) if isinstance(silent, float | int) else QUIET_SECONDS
@@ -103,7 +103,7 @@ class Endings:
     async def _tell(self, session: str, handle: WorkerHandle, view: dict[str, Any]) -> None:
         seconds, had_agent, now = view.get("silent_s"), bool(view.get("had_agent")), time.monotonic()
         if not isinstance(seconds, float | int) or view.get("state") != "running":
-            return  # an earlier version's worker; or one that owns nothing now
+            return  # a worker of an earlier version, or one that owns nothing now
         quiet, (was, again) = seconds >= QUIET_SECONDS, self._told.get(handle, (None, 0.0))
         if now < again if quiet else was is False or not had_agent:
             return

@@ -10,7 +10,7 @@ from rgpu.link.keys import KeyPair
 
 @dataclass(frozen=True)
 class Identity:
-    """``incarnation``: unlike that of any earlier daemon of this host; ``directory``: the node's own, in the pool's."""
+    """``incarnation``: unlike that of any earlier daemon of this host; ``directory``: the node's, in the pool's."""
 
     host: str
     incarnation: int

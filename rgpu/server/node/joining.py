@@ -1,4 +1,4 @@
-"""A host joins a pool by its invitation: keys of its own, the pool's secret, where the registry is."""
+"""Joining of a host to a pool by an invitation: a key of its own, the pool's secret, the registry's address."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 
 
 def join(files: PoolFiles, host: str, text: str) -> None:
-    """Make ``files`` this host's part of the pool; nothing to do where it is that already.
+    """Make ``files`` this host's part of the pool; does nothing where it is already.
 
-    The node's secret key is made here and never leaves. Raises :class:`UsageError` (the token),
+    The node's secret key is made here and never leaves the host. Raises :class:`UsageError` (the token),
     :class:`AuthenticationFailed` (used, expired, for another host), :class:`AlreadyExists` (the
     folder belongs to another pool, the name to another node), :class:`Refused` (a pool whose
     registry serves one host), :class:`PoolUnavailable`.
@@ -57,7 +57,7 @@ def join(files: PoolFiles, host: str, text: str) -> None:
                  for e in answer["endpoints"]]
     write_file(files.root / "secret", secret, mode=0o600, replace=True)
     write_joined(files, answer.get("secrets"))
-    # The description comes last: a folder with one is a whole part of the pool.
+    # The description is written last: a folder that has one is complete.
     files.write_description(PoolDescription(id=token.pool, endpoints=endpoints, registry=registry))
     log.info("joined", host=host, pool=token.pool, registry=registry)
 
@@ -74,7 +74,7 @@ def _node_key(files: PoolFiles, host: str) -> KeyPair:
 
 
 def _check_registry(address: str, cluster: str, host: str) -> None:
-    """An embedded registry is a file of one host: it must be the very one (OWNERSHIP 11)."""
+    """Check that an embedded registry, a file of one host, is the pool's own file (OWNERSHIP 11)."""
     kind, _, place = address.partition(":")
     if kind != "embedded":
         return

@@ -1,7 +1,7 @@
-"""What a daemon tells Prometheus: one table of metrics, counted and collected here (docs/operators/metrics.md).
+"""A daemon's metrics for Prometheus: one table, counted and collected here (docs/operators/metrics.md).
 
 Served as HTTP, or HTTPS, on the address that ``--metrics`` names, by a thread of its
-own; what the daemon holds (:mod:`.node_state`) is read in the daemon's loop when somebody scrapes.
+own; the daemon's state (:mod:`.node_state`) is read in the daemon's loop at each scrape.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rgpu.session.errors import UsageError
 log = structlog.get_logger(__name__)
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-SCRAPE_SECONDS = 3.0  #: for the daemon's loop to say what it holds
+SCRAPE_SECONDS = 3.0  #: for the daemon's loop to return its state
 SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
 
 #: labels → value
 Samples = dict[tuple[str, ...], float]
-#: reads what a daemon holds, by metric; in its loop
+#: reads the daemon's state, by metric; runs in its loop
 ReadState = Callable[[], Coroutine[Any, Any, dict[str, Samples]]]
 
 
@@ -44,11 +44,11 @@ class Spec:
 
 
 TABLE: tuple[Spec, ...] = (
-    Spec("rgpu_node_info", "gauge", ("host", "version"), "1; who is being scraped."),
+    Spec("rgpu_node_info", "gauge", ("host", "version"), "1; the node that is scraped."),
     Spec("rgpu_node_in_time", "gauge", (), "1 while the node may begin anything, 0 past its deadline."),
     Spec("rgpu_port_reachable", "gauge", ("port",), "1 while the node's own daemon can reach the port: data, control."),
-    Spec("rgpu_port_waiting", "gauge", ("port",), "Connections whose peer has not proven who it is."),
-    Spec("rgpu_port_turned_away_total", "counter", ("port",), "Connections ended before their peer had proven it."),
+    Spec("rgpu_port_waiting", "gauge", ("port",), "Connections whose peer has not authenticated yet."),
+    Spec("rgpu_port_turned_away_total", "counter", ("port",), "Connections ended before their peer authenticated."),
     Spec("rgpu_leader", "gauge", (), "1 while this node is the pool's coordinator."),
     Spec("rgpu_leader_revision", "gauge", (), "Highest leader revision on record that this node has seen."),
     Spec("rgpu_sessions", "gauge", ("state",), "Sessions on this node: running, paused (a move), incoming (a move)."),
@@ -64,10 +64,10 @@ TABLE: tuple[Spec, ...] = (
          "by this worker."),
     Spec("rgpu_session_catch_ups_total", "counter", ("session",), "Backlogs that this worker began to apply in the "
          "order of issue."),
-    Spec("rgpu_session_catch_up_stalls_total", "counter", ("session",), "Of them, those that came to overlap because "
-         "work waited for a later call."),
-    Spec("rgpu_session_held_seconds_total", "counter", ("session",), "Seconds that it was held to its share of the "
-         "device's time."),
+    Spec("rgpu_session_catch_up_stalls_total", "counter", ("session",), "Of them, those whose work came to overlap "
+         "because work waited for a later call."),
+    Spec("rgpu_session_held_seconds_total", "counter", ("session",), "Seconds that the session was held to its share "
+         "of the device's time."),
     Spec("rgpu_session_journal_bytes", "gauge", ("session",), "Journal that the session's agent keeps."),
     Spec("rgpu_worker_deaths_total", "counter", (), "Workers that ended without being told to."),
     Spec("rgpu_hardware_faults_total", "counter", ("device",), "Workers that a fault of the hardware ended."),
@@ -79,16 +79,16 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_decisions_total", "counter", ("decision",), "Decisions written to the registry.", "leader"),
     Spec("rgpu_moves_total", "counter", ("outcome",), "Moves that ended: committed, aborted, refused or fenced.",
          "leader"),
-    Spec("rgpu_move_downtime_seconds", "histogram", (), "How long a committed move stopped its session.", "leader"),
+    Spec("rgpu_move_downtime_seconds", "histogram", (), "Downtime of a committed move.", "leader"),
     Spec("rgpu_move_bytes_total", "counter", (), "Bytes of pages that moves sent.", "leader"),
     Spec("rgpu_move_mode_total", "counter", ("mode",), "Committed moves by mode: copy or replay.", "leader"),
     Spec("rgpu_move_mismatched_pages_total", "counter", (), "Pages that replays of moves got wrong.", "leader"),
-    Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of the pages that were sent again for it.", "leader"),
+    Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of mismatched pages that were sent again.", "leader"),
     Spec("rgpu_pool_nodes", "gauge", ("state",), "Nodes of the pool: ready, cordoned, draining, unhealthy.", "leader"),
     Spec("rgpu_pool_sessions", "gauge", ("state",), "Session records by state.", "leader"),
     Spec("rgpu_pool_gangs", "gauge", ("state",), "Gangs: running, or queued (also while they gather).", "leader"),
     Spec("rgpu_gang_generation", "gauge", ("gang",), "Generation of each running gang.", "leader"),
-    Spec("rgpu_pool_queue", "gauge", ("kind",), "Who waits for a place: requests, parked sessions.", "leader"),
+    Spec("rgpu_pool_queue", "gauge", ("kind",), "Waiting for a place: requests, parked sessions.", "leader"),
     Spec("rgpu_pool_paused", "gauge", (), "1 while automation is paused.", "leader"),
 )
 SPECS = {spec.name: spec for spec in TABLE}
@@ -126,12 +126,12 @@ class Metrics:
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     def command(self, verb: str, outcome: str, seconds: float) -> None:
-        """A coordinator's command was done, or refused."""
+        """Count a coordinator's command that was done, or refused; ``seconds``: its duration."""
         self.count("rgpu_commands_total", verb, outcome)
         self.observe("rgpu_command_seconds", seconds, verb)
 
     def leader(self, what: str, values: dict[str, Any]) -> None:
-        """What the coordinator on this node says of its work (:class:`rgpu.migrate.leader.term.decisions.Term`)."""
+        """Count a report of the coordinator on this node (:class:`rgpu.migrate.leader.term.decisions.Term`)."""
         if what == "decision":
             self.count("rgpu_decisions_total", str(values["decision"]))
         elif what == "move":
@@ -167,18 +167,18 @@ class Metrics:
 
 
 class _State(Collector):
-    """The daemon's state as Prometheus' registry asks for it, from the HTTP server's thread."""
+    """The daemon's state, collected for Prometheus' registry in the HTTP server's thread."""
 
     def __init__(self, state: ReadState, loop: asyncio.AbstractEventLoop) -> None:
         self._state, self._loop = state, loop
 
     def describe(self) -> Iterable[Metric]:
-        return []  # so that registering it asks for nothing
+        return []  # so that registering it does not collect
 
     def collect(self) -> Iterator[Metric]:
         try:
             state = asyncio.run_coroutine_threadsafe(self._state(), self._loop).result(SCRAPE_SECONDS)
-        except Exception as error:  # noqa: BLE001 - counters are told even where the registry is away
+        except Exception as error:  # noqa: BLE001 - counters are served even where the registry is away
             log.warning("a scrape lacks the node's state", reason=repr(error))
             return
         for name, samples in state.items():

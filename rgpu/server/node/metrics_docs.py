@@ -1,4 +1,4 @@
-"""Writes docs/operators/metrics.md from the table of metrics: ``python -m rgpu.server.node.metrics_docs``."""
+"""Write docs/operators/metrics.md from the table of metrics: ``python -m rgpu.server.node.metrics_docs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon holds, as figures: read when somebody scrapes (:mod:`.metrics` has the table and serves it)."""
+"""A daemon's state as metrics, read at each scrape (:mod:`.metrics` has the table and serves it)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rgpu.server.node.sessions.held import HeldSessions
 
 
 class NodeState:
-    """``in_time``: whether this node may begin anything now. ``ports``: reachable, waiting, turned away, of each."""
+    """``in_time``: whether this node may begin anything now. ``ports``: port → (reachable, waiting, turned away)."""
 
     def __init__(self, held: HeldSessions, devices: DeviceSlots, fence: LeaderFence, in_time: Callable[[], bool],
                  local: LocalLeader, records: PoolRecords, ports: Callable[[], dict[str, tuple[float, int, int]]]
@@ -29,7 +29,7 @@ class NodeState:
         self._local, self._records, self._ports = local, records, ports
 
     async def read(self) -> dict[str, Samples]:
-        """What the daemon holds, by metric; in its loop."""
+        """The daemon's state, by metric; for use in its loop."""
         held, devices = self._held, self._devices
         leading = self._local.coordinator is not None
         found: dict[str, Samples] = {
@@ -63,7 +63,7 @@ class NodeState:
                       **{f"{key}_total": (view.get("catch_up") or {}).get(name)
                          for key, name in (("catch_ups", "catch_ups"), ("catch_up_stalls", "stalls"))}}
             for name, value in values.items():
-                if isinstance(value, int | float):  # an agent's figures may be anything
+                if isinstance(value, int | float):  # an agent's figures are untrusted
                     found[f"rgpu_session_{name}"][session,] = float(value)
         return found
 

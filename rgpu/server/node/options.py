@@ -1,4 +1,4 @@
-"""What a node daemon is told when it is started."""
+"""The options of a node daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rgpu.session.errors import UsageError
 
 @dataclass(frozen=True)
 class Options:
-    """What `rgpu server` was told. Sizes in bytes, lease in seconds."""
+    """The options of `rgpu server`. Sizes in bytes, lease in seconds."""
 
     files: PoolFiles
     host: str
@@ -29,26 +29,26 @@ class Options:
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of module binaries kept on disk; 0: none
     registry: str = ""  #: etcd://…, embedded:PATH; "": the one that pool.json names
-    store: str = ""  #: where checkpoints are; the pool's directory if empty
+    store: str = ""  #: where checkpoints are stored; the pool's directory if empty
     store_credentials: Path | None = None
-    keep_images: int = 3  #: newest checkpoints of each session that stay; 0: all
+    keep_images: int = 3  #: newest checkpoints of each session that are kept; 0: all
     checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
     enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.node.workers.compute`)
-    spares: int = 0  #: workers that stand ready for each device; -1: as many as its memory allows
-    advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
-    client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session does not say
-    box: Mode = Mode.AUTO  #: which walls stand around workers (:mod:`rgpu.server.box.walls`)
-    worker_uids: tuple[int, int] | None = None  #: users for workers, first and last; None: the daemon's
-    worker_memory: int = 0  #: bytes of host memory that a worker may have; 0: nearly all that the host has
-    worker_io: int = 0  #: bytes a second that a worker may read, and write, of the node's disks; 0: no bound
-    cgroup: str = ""  #: a folder of cgroup v2 that may be divided among workers; "": the daemon's own, where it may
+    spares: int = 0  #: warm workers for each device; -1: as many as its memory allows
+    advertise_data: str = ""  #: HOST:PORT at which others reach the data port, if not its own
+    client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session sets none
+    box: Mode = Mode.AUTO  #: the walls around workers (:mod:`rgpu.server.box.walls`)
+    worker_uids: tuple[int, int] | None = None  #: user ids for workers, first and last; None: the daemon's
+    worker_memory: int = 0  #: bytes of host memory that a worker may use; 0: nearly all of the host's
+    worker_io: int = 0  #: bytes/s that a worker may read from, and write to, the node's disks; 0: no bound
+    cgroup: str = ""  #: a folder of cgroup v2 to divide among workers; "": the daemon's own, where that is permitted
     web: str = ""  #: HOST:PORT of the web page; empty: none
-    web_url: str = ""  #: where browsers find it, if not there: behind a proxy
-    metrics: ScrapeOptions = ScrapeOptions()  #: where Prometheus may scrape, and what it must show
+    web_url: str = ""  #: URL for browsers, if not that address: behind a proxy
+    metrics: ScrapeOptions = ScrapeOptions()  #: address of the metrics port, its TLS files and token
 
     @property
     def registry_address(self) -> str:
-        """Where the registry is. Raises :class:`NotFound`, :class:`Corrupt`."""
+        """Address of the registry. Raises :class:`NotFound`, :class:`Corrupt`."""
         return self.registry or self.files.registry_address()
 
     @property

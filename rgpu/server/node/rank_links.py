@@ -1,4 +1,4 @@
-"""Rank links of this node's workers: where the other session is served now, and whether this one may talk to it."""
+"""Rank links of this node's workers: where the other session is served, and whether this one may connect to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVER = frozenset({"ended", "failed"})
 
 
 class RankLinks:
-    """Answers what workers ask for: a connection to another session's worker. ``user_of``: says whose a session is."""
+    """Connects a worker of this node to another session's worker. ``user_of``: the user of a session."""
 
     def __init__(self, held: HeldSessions, records: PoolRecords, secrets: PoolSecrets,
                  user_of: Callable[[SessionRecord], str]) -> None:
@@ -35,9 +35,10 @@ class RankLinks:
         self._dialing: set[tuple[int, str]] = set()
 
     async def dial(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid: of the worker that asks, peer: the session, linked: epoch of the worker that it is linked
-        to, or 0, borrows: whether it maps what others lend}. Nothing is done where that one still is the owner. The
-        worker asks again for what failed.
+        """Connect a worker that asks for a rank link; does nothing where it is linked to the peer's owner already.
+
+        ``values``: {pid: of the worker, peer: the session, linked: epoch of the worker that it is linked to, or 0,
+        borrows: whether it maps memory that others lend}. After a failure the worker asks again.
         """
         pid, peer = int(values["pid"]), str(values["peer"])
         handle, epoch = self._asker(session, pid)
@@ -52,8 +53,8 @@ class RankLinks:
             self._dialing.discard((pid, peer))
 
     def _asker(self, session: str, pid: int) -> tuple[WorkerHandle | None, str]:
-        """The worker, and how its peer is told of it: with the epoch that it has, a plus behind it where a move makes
-        it: such a one may hear what was, and stands for nothing."""
+        """The worker, and its epoch for the ticket, with a plus behind it for a worker that a move makes: such a worker
+        may receive past results, and does not represent the session."""
         handle, incoming = self._held.running.get(session), self._held.incoming.get(session)
         if handle is not None and handle.pid == pid:
             return handle, f"{self._held.epochs.get(session, 0)}"
@@ -82,12 +83,12 @@ class RankLinks:
         lent, memory = await self._lend(other.record) if borrows else (b"", None)
         with sock, memory or contextlib.nullcontext():
             fds = (sock.fileno(),) if memory is None else (sock.fileno(), memory.fileno())
-            values: dict[str, Any] = {"lent": lent} if lent else {}  # which a worker of an older version does not know
+            values: dict[str, Any] = {"lent": lent} if lent else {}  # older workers do not accept the key
             await handle.request("ranks_link", fds=fds, peer=peer, epoch=other.record.epoch, ticket=granted.ticket,
                                  secret=granted.secret, **values)
 
     async def _lend(self, other: SessionRecord) -> tuple[bytes, socket.socket | None]:
-        """Have a worker of this node lend memory: the number and the other end of its socket; nothing elsewhere."""
+        """Have a worker of this node lend memory: the number and the other end of its socket; (b"", None) elsewhere."""
         lender = self._held.running.get(other.name)
         if lender is None or other.owner != self._held.host or self._held.epochs.get(other.name) != other.epoch:
             return b"", None
@@ -96,14 +97,14 @@ class RankLinks:
         with one:
             try:
                 await lender.request("ranks_lend", fds=(one.fileno(),), number=number)
-            except RgpuError as error:  # it is of an older version, or on its way out: what is brought is sent
+            except RgpuError as error:  # it is of an older version, or ends: data is sent then
                 log.info("a worker lends no memory", session=other.name, reason=error.message)
                 two.close()
                 return b"", None
         return number, two
 
     def _refusal(self, mine: SessionRecord, other: SessionRecord | None, peer: str) -> str:
-        """Why this session will never reach that one; empty: it may now, or later."""
+        """Return why this session will never reach ``peer``; empty: it may now, or later."""
         if other is None:
             return f"there is no session {peer}"
         if self._user_of(mine) != self._user_of(other):

@@ -1,8 +1,8 @@
-"""Ties between workers of this node: which session a token names, and whether the one that shows it may open it.
+"""Sharing of memory between workers of this node: which session a token names, and which session may open it.
 
-A token is a claim. Who may open it is decided here, by the records (the same user, the same device of this node); that
-it was given out, by the exporting worker (:mod:`rgpu.server.worker.sharing`). Before anything is given both sessions'
-records say that they share: from then on neither can be brought back alone.
+A token is a claim. Whether a session may open it is decided here, by the records (the same user, the same device of
+this node); the exporting worker checks that it issued the token (:mod:`rgpu.server.worker.sharing`). Before memory is
+handed over both sessions' records state that they share: from then on neither can be recovered alone.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = structlog.get_logger(__name__)
 
 
 class SharedMemory:
-    """``ask``: of the leader. ``user_of``: says whose a session is."""
+    """``ask``: requests to the leader. ``user_of``: the user of a session."""
 
     def __init__(self, held: HeldSessions, records: PoolRecords, ask: Ask,
                  user_of: Callable[[SessionRecord], str]) -> None:
         self._held, self._records, self._ask, self._user_of = held, records, ask, user_of
-        self._on_record: set[frozenset[tuple[str, int]]] = set()  #: pairs of (session, epoch) that records tell of
+        self._on_record: set[frozenset[tuple[str, int]]] = set()  #: pairs of (session, epoch) that are on record
 
     async def open(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid: of the worker that asks, number: of its question, token}."""
+        """Open a handle for a worker. ``values``: {pid: of the worker, number: of its request, token}."""
         number, importer = int(values["number"]), self._held.running.get(session)
         if importer is None or importer.pid != int(values["pid"]):
-            return  # it owns nothing: it is on its way out, or a move makes it
+            return  # it owns nothing: it ends, or a move makes it
         try:
             exporter = self._exporter(session, values["token"])
             await self._allow(session, exporter.session)
@@ -48,7 +48,7 @@ class SharedMemory:
         try:
             await self._note(session, exporter.session)
             await self._tie(importer, exporter, number)
-        except RgpuError as error:  # one of them is about to move, there is no leader: the worker asks again
+        except RgpuError as error:  # a session is about to move, or no leader: the worker asks again
             log.info("a handle is not opened yet", session=session, reason=error.message)
 
     def _exporter(self, session: str, token: Any) -> WorkerHandle:
@@ -64,7 +64,7 @@ class SharedMemory:
         raise Refused("no session on this node made the handle")
 
     async def _allow(self, session: str, peer: str) -> None:
-        """Raises :class:`Refused` unless both are one user's, here, and have a device in common."""
+        """Check that both sessions are of one user and have a device in common. Raises :class:`Refused`."""
         mine, other = await self._records.record(session), await self._records.record(peer)
         if not self._user_of(mine) or self._user_of(mine) != self._user_of(other):
             raise Refused("the handle is of another user's session")
@@ -72,7 +72,7 @@ class SharedMemory:
             raise Refused(f"the handle is of memory on {other.device}, and this session has {mine.device}")
 
     async def _note(self, session: str, peer: str) -> None:
-        """Have both records say that the sessions share. Raises what the leader does."""
+        """Have the leader write into both records that the sessions share. Raises what the leader raises."""
         epochs = self._held.epochs
         pair = frozenset({(session, epochs.get(session, 0)), (peer, epochs.get(peer, 0))})
         if pair in self._on_record:
@@ -83,7 +83,7 @@ class SharedMemory:
         self._on_record.add(pair)
 
     async def _tie(self, importer: WorkerHandle, exporter: WorkerHandle, number: int) -> None:
-        """Give each worker an end. Raises what they do."""
+        """Give each worker one end of a socket pair. Raises what they raise."""
         one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with one, two:
             await importer.request("share_link", fds=(two.fileno(),), number=number, peer=exporter.session)

@@ -15,11 +15,11 @@ from rgpu.link.keys import PoolFiles
 from rgpu.link.local.processes import alive, process_start
 from rgpu.session.errors import AlreadyExists
 
-PATIENCE = 5.0  #: seconds for a daemon that was killed to be gone
+PATIENCE = 5.0  #: seconds that the end of a killed daemon may take
 
 
 def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
-    """What a node's daemon on this host wrote about itself, and whether that process still lives."""
+    """Read the state file of a node's daemon on this host; ``running``: whether that process still lives."""
     path = files.root / "nodes" / host / "server.json"
     try:
         state: dict[str, Any] = json.loads(path.read_text())
@@ -30,14 +30,14 @@ def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
 
 
 class Reserve:
-    """A descriptor kept for the moment when a daemon has no other left, and has to say so."""
+    """A descriptor kept in reserve, so that a daemon that has no other left can still write its state file."""
 
     def __init__(self) -> None:
         self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     @contextlib.contextmanager
     def given(self) -> Iterator[None]:
-        """Meanwhile one more descriptor can be opened; afterwards it is kept again, as soon as that is possible."""
+        """Free the descriptor inside the block; afterwards it is taken again, if that is possible."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -49,7 +49,7 @@ class Reserve:
 
 
 def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
-    """What :func:`daemon_state` reads; written whole. Raises OSError."""
+    """Write the file that :func:`daemon_state` reads, atomically. Raises OSError."""
     path = files.root / "nodes" / host / "server.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**state, "host": host, "pid": os.getpid(), "started": process_start(os.getpid())}))
@@ -57,11 +57,11 @@ def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
 
 
 def hold_name(directory: Path, host: str, patience: float = PATIENCE) -> int:
-    """Be the only daemon of this name on this host, for as long as the descriptor stays open.
+    """Lock the daemon's name on this host, for as long as the returned descriptor stays open.
 
-    Raises :class:`AlreadyExists` when another one holds it for ``patience`` seconds. The lock ends with the process,
-    however it ends: one that was killed still has it until the kernel has taken the process apart, which a busy
-    machine takes its time over, and its successor may be here before that.
+    Raises :class:`AlreadyExists` when another process holds it for ``patience`` seconds. The kernel frees the lock when
+    the process ends. A killed process holds it until the kernel has torn the process down, which takes time on a busy
+    machine; its successor may start before that.
     """
     fd = os.open(directory / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience

@@ -1,4 +1,4 @@
-"""What workers say without being asked, and that one of them has died: what this node does about it."""
+"""Workers' events and deaths, and the node's reaction to them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ Event = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 class WorkerDeaths:
-    """Workers that have gone, and those that a fault of the hardware has to end. The leader is told of each at once."""
+    """Handles workers that ended, and workers to end for a hardware fault. Each is reported to the leader at once."""
 
     def __init__(self, held: HeldSessions, reports: LeaderReports, background: Background, metrics: Metrics,
                  examining: Examining) -> None:
         self._held, self._reports, self._background = held, reports, background
         self._metrics, self._examining = metrics, examining
-        self._faults: dict[int, str] = {}  #: pid of a worker: what of its device is to be reported with its end
+        self._faults: dict[int, str] = {}  #: pid of a worker: cause to be reported with its end
 
     async def died(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, position, begun, complete}: how far its work came, as far as it is known."""
+        """Report a worker's death. ``values``: {pid, position, begun, complete}: its last position, where known."""
         pid = int(values["pid"])
         was, of = self._held.died(session, pid), self._faults.pop(pid, "")
         if not was:
@@ -50,12 +50,14 @@ class WorkerDeaths:
                 {name: values.get(name) for name in ("position", "begun", "complete")}))
 
     async def faulted(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, reason}. A worker has nothing more to say: it is ended, and its device examined before
-        anybody goes there again."""
+        """End a worker after a hardware fault, and have its device examined before another session is placed there.
+
+        ``values``: {pid, reason}.
+        """
         pid, why = int(values["pid"]), str(values["reason"])
         handle = self._held.handle(session)
         if handle is None or handle.pid != pid:
-            return  # it is on its way out
+            return  # it ends already
         devices = parts(handle.device)
         for device in devices:
             self._metrics.count("rgpu_hardware_faults_total", device)
@@ -64,11 +66,12 @@ class WorkerDeaths:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
         await asyncio.gather(*(self._examining.suspect(device, f"{why} in session {session}") for device in devices))
-        handle.give_up()  # a driver that hangs may hold the process for good, not the session
+        handle.give_up()  # a driver that hangs may keep the process for ever; the session goes on
 
     async def asked(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid, reason}: a worker asks to be ended, for what another session has to do with it, or because
-        it cannot become the session that it replays.
+        """End a worker at its request: because of another session, or because it cannot become the session it replays.
+
+        ``values``: {pid, reason}, or {pid, peer: the session that was lost}.
         """
         pid, why = int(values["pid"]), str(values.get("reason") or f"session {values.get('peer')} was lost")[:400]
         handle = self._held.handle(session)
@@ -78,7 +81,7 @@ class WorkerDeaths:
 
 
 class WorkerEvents:
-    """One handler for each event; others are left out."""
+    """One handler for each event; unknown events are ignored."""
 
     def __init__(self, deaths: WorkerDeaths, reconciler: Reconciler, endings: Endings, progress: MoveProgress,
                  background: Background, ranks: RankLinks, sharing: SharedMemory) -> None:
@@ -91,7 +94,7 @@ class WorkerEvents:
             "unfit": deaths.asked}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
-        """What a worker's handle noticed or was told."""
+        """Handle an event of a worker's handle."""
         handler = self._handlers.get(event)
         if handler is not None:
             await handler(session, values)
@@ -106,7 +109,7 @@ class WorkerEvents:
         self._background.spawn(self._sharing.open(session, values))
 
     async def _withdraw(self, session: str, values: dict[str, Any]) -> None:
-        """Of a move's source, whose promised downtime has run out."""
+        """Withdraw a move whose source reports that the promised downtime has run out."""
         self._background.spawn(
             self._reconciler.withdraw(session, str(values["move"]), str(values.get("reason", ""))))
 

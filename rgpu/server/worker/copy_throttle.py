@@ -1,13 +1,13 @@
 """Keeps a program near its own speed while its pages are copied: how long the copying rests after each piece. Pure.
 
 What copying takes from a program (processors, memory bandwidth, the
-interpreter) cannot be seen; how many of its calls are applied a second can. The
-throttle knows that figure from before the copying. While it stays within
+interpreter) cannot be measured; its calls applied per second can. The
+throttle is given that rate from before the copying. While the rate stays within
 :data:`TOLERATED` of it the copying works without a rest; when it falls below,
 the share of time that the copying may work shrinks, and grows again when the
-program keeps up. A program with hardly any calls tells nothing, and is not
-governed; one that changes its own pace costs the copying time, at most
-1/:data:`LEAST` of it.
+program keeps up. For a program with hardly any calls the rate means nothing, and the
+copying does not rest. A program that slows down by itself makes the copying slower, by a factor of
+1/:data:`LEAST` at most.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from collections import deque
 
 TOLERATED = 0.08  #: share of its speed that a program may lose
 LEAST = 0.1  #: share of time that the copying works in any case
-WINDOW = 0.25  #: seconds that the present speed is taken over
-LOOK = 0.05  #: between two decisions
-LONGEST_REST = 0.1  #: after one piece
-FEWEST = 40.0  #: calls a second: below that a window holds too few to tell
+WINDOW = 0.25  #: seconds over which the present speed is taken
+LOOK = 0.05  #: seconds between two decisions
+LONGEST_REST = 0.1  #: seconds, after one piece
+FEWEST = 40.0  #: calls a second: below that a window holds too few to decide
 SHRINK, GROW = 0.6, 1.25
 
 
 class CopyThrottle:
-    """``before``: calls a second that the session applied while nothing was copied."""
+    """Throttle of one copy. ``before``: calls a second that the session applied while nothing was copied."""
 
     def __init__(self, before: float) -> None:
-        self.share = 1.0  #: of time that the copying may work
-        self.rested = 0.0  #: seconds asked for in all
+        self.share = 1.0  #: share of time that the copying may work
+        self.rested = 0.0  #: seconds of rest in all
         self._before = before
         self._seen: deque[tuple[float, int]] = deque()
         self._decided = 0.0
 
     def rest(self, now: float, position: int, busy: float) -> float:
-        """Seconds to rest after a piece of ``busy`` seconds; ``position``: calls that the session has applied."""
+        """Return the seconds to rest after a piece of ``busy`` seconds; ``position``: calls applied so far."""
         if self._before < FEWEST:
             return 0.0
         self._seen.append((now, position))

@@ -1,6 +1,6 @@
 """The worker's end of the channel to its daemon: requests in, events out, and an end that the daemon carries out.
 
-Requests are carried out in a thread each. When the daemon goes, its next connection is waited for.
+Each request is carried out in a thread of its own. When the daemon ends, the worker waits for its next connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rgpu.session.errors import LinkError, Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-#: Requests that come with descriptors.
+#: Requests that carry descriptors.
 WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
                               "ranks_link", "ranks_lend", "ranks_serve", "share_serve", "share_link"})
 END_SECONDS = 60.0  #: within which the daemon ends a worker that asked for it
@@ -31,8 +31,8 @@ END_SECONDS = 60.0  #: within which the daemon ends a worker that asked for it
 class DaemonLink:
     """See the module docstring.
 
-    ``handler(name)``: what carries a request out, None for one that is not known; ``orphaned(since)``: whether the
-    worker shall end, whose daemon is away since then (:func:`time.monotonic`).
+    ``handler(name)``: the function that carries a request out, None for an unknown request; ``orphaned(since)``:
+    whether the worker is to end, given the time since when it has no daemon (:func:`time.monotonic`).
     """
 
     def __init__(self, box: EnteredBox, handler: Callable[[str], Callable[..., Any] | None],
@@ -43,11 +43,11 @@ class DaemonLink:
 
     @property
     def known(self) -> bool:
-        """Whether a daemon has connected; it may have gone."""
+        """Whether a daemon has connected; that connection may have ended."""
         return self._channel is not None
 
     def serve(self, listener: socket.socket) -> None:
-        """Take the daemon's connections, one after the other, until the worker is an orphan."""
+        """Serve the daemon's connections, one after the other, until the worker is an orphan."""
         while True:
             listener.settimeout(1.0)
             try:
@@ -69,7 +69,7 @@ class DaemonLink:
             self._converse(channel)
 
     def report(self, event: str, **values: Any) -> None:
-        """Tell the daemon; nothing is lost if there is none, it asks when it is back."""
+        """Send the daemon an event; nothing is lost without a daemon, since a new one requests the worker's state."""
         channel = self._channel
         if channel is not None:
             try:
@@ -78,7 +78,7 @@ class DaemonLink:
                 pass
 
     def be_ended(self, event: str, reason: str, **values: Any) -> NoReturn:
-        """Have the daemon end this process, and wait for it: the caller says and does nothing more.
+        """Have the daemon end this process, and wait for that: the caller does nothing more.
 
         The process ends itself where no daemon did within :data:`END_SECONDS`.
         """
@@ -110,7 +110,7 @@ class DaemonLink:
             reply = {"id": number, "ok": do(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
-        except Exception as error:  # noqa: BLE001 - the daemon must hear of it
+        except Exception as error:  # noqa: BLE001 - the daemon must receive it
             log.exception("worker task failed", task=name)
             reply = {"id": number, "error": RgpuError(f"{name}: {error}").as_dict()}
         try:

@@ -1,4 +1,4 @@
-"""What a worker knows of the box that it was started in, and who may speak to it there."""
+"""The box that a worker was started in, as its environment names it, and which processes may connect to it there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-BOX, TOKEN = "RGPU_ENTERED_BOX", "RGPU_WORKER_TOKEN"  #: of the environment; they go no further than this process
+BOX, TOKEN = "RGPU_ENTERED_BOX", "RGPU_WORKER_TOKEN"  #: environment variables; child processes do not get them
 SOCKET = "w.sock"  #: in the worker's folder
-HELLO_SECONDS = 2.0  #: that whoever connects may take to prove itself
+HELLO_SECONDS = 2.0  #: time that a connecting process may take to prove itself
 
 
 @dataclass(frozen=True, slots=True)
 class EnteredBox:
-    """``walls``: that stand; ``owner``: the daemon's user, -1: this process's; ``token``: what a daemon says first."""
+    """A box. ``walls``: in force; ``owner``: the daemon's user, -1: this process's; ``token``: that a daemon proves."""
 
     walls: tuple[str, ...] = ()
     owner: int = -1
@@ -30,18 +30,18 @@ class EnteredBox:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> EnteredBox:
-        """Read it, and take it out of the environment."""
+        """Read the box from the environment, and remove its variables there."""
         text, token = environ.pop(BOX, "{}"), environ.pop(TOKEN, "")
         found = json.loads(text)
         return cls(tuple(found.get("walls", ())), int(found.get("owner", -1)), token)
 
     @property
     def peer_user(self) -> int:
-        """The user that the daemon, and agents of this host, run as."""
+        """User id that the daemon, and agents of this host, run as."""
         return os.getuid() if self.owner < 0 else self.owner
 
     def admits(self, channel: Channel) -> bool:
-        """Whether the daemon of this node is at the other end; waits for its first words, :data:`HELLO_SECONDS`.
+        """Whether the daemon of this node is at the other end; waits :data:`HELLO_SECONDS` for its first message.
 
         Other processes of its user may reach the socket: another worker, where workers have no users of their own.
         """
@@ -63,4 +63,4 @@ class EnteredBox:
         return known
 
 
-NO_BOX = EnteredBox()  #: of a worker that was started by itself
+NO_BOX = EnteredBox()  #: for a worker that was started without a daemon

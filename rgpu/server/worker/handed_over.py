@@ -10,19 +10,17 @@ from rgpu.session.errors import LinkError
 
 
 def adopt(fds: list[int], handover: bytes) -> SealedConnection:
-    """The sealed connection that the daemon hands over. Raises :class:`LinkError` without exactly one socket."""
+    """Return the sealed connection that the daemon hands over. Raises :class:`LinkError` without exactly one socket."""
     return Handover.unpack(handover).connection(socket.socket(fileno=single(fds, "an attachment")))
 
 
 def single(fds: list[int], what: str) -> int:
-    """Return the one descriptor that came with a request. Raises :class:`LinkError` for another number of them."""
+    """Return the one descriptor of a request. Raises :class:`LinkError` for another number of descriptors."""
     return exactly(1, fds, what)[0]
 
 
 def exactly(number: int, fds: list[int], what: str) -> list[int]:
-    """Return the descriptors that came with a request. Raises :class:`LinkError` unless they are so many; then they
-    are closed.
-    """
+    """Return the ``number`` descriptors of a request. Raises :class:`LinkError` for another number, and closes them."""
     if len(fds) != number:
         for fd in fds:
             os.close(fd)

@@ -1,10 +1,10 @@
 """A worker: the process that holds one session's GPU side.
 
 Started by the node daemon (:mod:`rgpu.server.node.workers.handles`), it listens on its own
-Unix socket and obeys what comes over the channel: attach an agent's socket,
+Unix socket and carries out the requests that it receives over the channel: attach an agent's socket,
 send the session to another worker, receive one, write a checkpoint, activate,
 resume, forget. It never reads the registry and holds no pool secret. When the
-daemon goes it keeps serving, and waits for the daemon's next connection.
+daemon ends, the worker keeps serving and waits for the daemon's next connection.
 
 Address randomisation is off from its start (:mod:`rgpu.server.address_layout`), so that module globals land alike
 in every worker.
@@ -64,13 +64,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
+#: Reasons of `forget` after which the session lives on elsewhere: its agent then looks for the owner.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
-#: And how long once the program has ended: a restarting daemon may still want to hear of it.
+#: The same once the program has ended: a restarting daemon may still read the end of it.
 ENDED_SECONDS = 2.0
-#: How long a worker stays for modules still being written to the node's cache, and for a given up checkpoint's remains.
+#: How long an ending worker waits for modules being written to the node's cache and for the removal of an abandoned
+#: checkpoint's files.
 WRITE_SECONDS = 2.0
 #: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
 UNHEARD_SECONDS = 15.0
@@ -82,7 +83,7 @@ class Worker:
     def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
                  modules: ModuleCache | None = None, host: str = "", folder: Path | None = None,
                  box: EnteredBox | None = None) -> None:
-        """``folder``: this worker's own; a source may hand its memory over there."""
+        """Make the worker. ``folder``: its own; a source on the same host may hand its memory over there."""
         self.folder, self.box = folder, box or NO_BOX
         self.runtime = SessionRuntime(session, epoch, device)
         self.runtime.effects.log = effects.open_log("worker", session, host)
@@ -99,7 +100,7 @@ class Worker:
         self.link: AgentLink | None = None
         self._going_back = False
         self.stats: dict[str, Any] = {}
-        self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
+        self.progress: dict[str, Any] = {}  #: of a move under way, as `describe` returns it
         self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
                                "ranks_dial", pid=os.getpid(), peer=peer, linked=linked, borrows=True),
                            lambda: self.state == "incoming", self._go_back)
@@ -113,13 +114,13 @@ class Worker:
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
         self._left, self._had_agent = since_boot(), False
-        self._judged: set[int] = set()  #: results that are the program's
+        self._judged: set[int] = set()  #: results that were found to be the program's own errors
         self.runtime.judge = self._judge
-        self._program_over = False  #: the agent said so; the daemon, if there is one, has the session ended
+        self._program_over = False  #: the agent reported it; the daemon, if there is one, ends the session
 
     # -- the daemon ---------------------------------------------------------------
     def serve(self, listener: socket.socket) -> None:
-        """Do what the daemon asks for, until the worker is an orphan."""
+        """Carry out the daemon's requests until the worker is an orphan: without daemon and agent for too long."""
         runtime = self.runtime
         runtime.pulse = Pulse(lambda seconds: runtime.stood_still("this worker", seconds), runtime.order.look)
         runtime.pulse.start()
@@ -133,14 +134,15 @@ class Worker:
         return self.link is None and time.monotonic() - max(since, self._detached_since) > patience
 
     def report(self, event: str, **values: Any) -> None:
-        """Tell the daemon something, if there is one."""
+        """Send the daemon an event, if there is a daemon."""
         self.daemon.report(event, **values)
 
     # -- the hardware --------------------------------------------------------------
     def _judge(self, result: int) -> None:
-        """An error, before the program is told of it. Returns where it is the program's (OWNERSHIP 9).
+        """Judge an error before the program receives it. Returns if it is the program's own (OWNERSHIP 9).
 
-        Else the worker says nothing more: its daemon ends it, and the session is recovered.
+        If the hardware failed, this does not return: the worker sends nothing more, its daemon ends it, and the
+        session is recovered.
         """
         if result in self._judged:
             return
@@ -154,21 +156,21 @@ class Worker:
 
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:
-        """The daemon's page: until when this node may begin anything (OWNERSHIP 4)."""
+        """Map the daemon's page that holds the time until which this node may begin anything (OWNERSHIP 4)."""
         self._deadline = DeadlinePage(single(fds, "the deadline"), writable=False)
 
     def do_derived(self, fds: list[int]) -> None:
-        """The file of what was made of module binaries for this session's user."""
+        """Use the derived file of this session's user."""
         self.derived.adopt(single(fds, "the derived file"))
 
     def check_deadline(self, what: str) -> None:
-        """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
+        """Refuse ``what`` past the deadline; work under way goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
         if self._deadline is not None and not self._deadline.in_time(NODE_SLOT):
             raise Fenced(f"this node is past its deadline: {what} waits until the registry answers")
 
     # -- attaching ----------------------------------------------------------------
     def do_attach(self, fds: list[int], handover: bytes) -> None:
-        """An authenticated agent's socket."""
+        """Attach an agent: the daemon hands over its authenticated socket. Raises :class:`Fenced`."""
         connection = adopt(fds, handover)
         with self._lock:
             try:
@@ -179,7 +181,7 @@ class Worker:
             if self.state not in ("running", "paused"):
                 connection.close()
                 raise Fenced(f"the session is {self.state} here")
-            encoders.stand_down()  # whatever was there to be restored is there
+            encoders.stand_down()  # nothing is left to be restored
             link = AgentLink(connection, self.runtime, self._link_report, self.modules, self.host_memory)
             old, self.link, self._had_agent = self.link, link, True
             if old is not None:
@@ -189,7 +191,7 @@ class Worker:
                 link.notice("shared", peer=peer)
 
     def do_lane(self, fds: list[int], handover: bytes) -> None:
-        """A further connection of the agent that is attached."""
+        """Add a further connection of the attached agent. Raises :class:`RgpuError`."""
         connection = adopt(fds, handover)
         with self._lock:
             link = self.link
@@ -218,13 +220,14 @@ class Worker:
         self.report(event, **self.describe())
 
     def do_describe(self) -> dict[str, Any]:
-        """Answer with what the worker says of itself."""
+        """Answer the request `describe`: see :meth:`describe`."""
         return self.describe()
 
     def silent(self) -> float:
-        """Seconds since an agent's host was heard; 0: it is. A program that only stands still has a host that is.
+        """Return the seconds since the agent's host last answered; 0 while it does.
 
-        A host that lost its power closes no connection: its system acknowledges nothing any more.
+        The host of a program that is only paused still answers. A host that lost its power closes no connection: its
+        system acknowledges nothing any more.
         """
         with self._lock:
             link, left = self.link, self._left
@@ -234,7 +237,7 @@ class Worker:
         return unheard if unheard >= UNHEARD_SECONDS else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """What ``rgpu ps`` and an adopting daemon want to know."""
+        """Return the worker's state, as ``rgpu ps`` shows it and as a daemon reads it that takes this worker over."""
         runtime = self.runtime
         return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
@@ -253,28 +256,28 @@ class Worker:
     # -- ranks of communicators ---------------------------------------------------------
     def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes, lent: bytes = b""
                       ) -> None:
-        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with.
+        """Link to the session ``peer``, with which this one shares a communicator, over a socket to its node's port.
 
-        ``lent``: the number of a rank memory socket, which comes with it.
+        ``lent``: the number of a rank memory socket, whose descriptor then follows in ``fds``.
         """
         link, *lending = exactly(1 + bool(lent), fds, "a rank link")
         self.ranks.link(link, peer, epoch, ticket, secret, (lent, lending[0]) if lent else None)
 
     def do_ranks_lend(self, fds: list[int], number: bytes) -> None:
-        """A socket over which memory is lent to a worker of this node that asks for what this session's ranks bring."""
+        """Lend memory over this socket to a worker of this node that requests this session's contributions."""
         self.ranks.lend(number, single(fds, "a rank memory socket"))
 
     def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
-        """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
+        """Serve the authenticated socket of a worker whose session has ranks in one of this one's communicators."""
         self.ranks.serve(adopt(fds, handover), Handover.unpack(handover).agent)
 
     def do_ranks_gone(self, peer: str, reason: str) -> None:
-        """The session ``peer`` is over, or not this user's."""
+        """Note that the session ``peer`` is over, or is not this user's."""
         self.ranks.gone(peer, reason)
 
-    # -- memory that several sessions have -------------------------------------------------
+    # -- memory that several sessions share -------------------------------------------------
     def _ask_for_tie(self, number: int, token: bytes) -> bool:
-        """Have the daemon bring a tie to the session that made the token; whether there is a daemon."""
+        """Have the daemon open a tie to the session that made the token. Return whether there is a daemon."""
         if self.state != "running":
             raise Refused(f"the session is {self.state} here")
         if not self.daemon.known:
@@ -283,26 +286,29 @@ class Worker:
         return True
 
     def do_share_serve(self, fds: list[int], peer: str) -> None:
-        """One end of a tie: the worker of ``peer``, a session of the same user, opens something of this one's."""
+        """Serve one end of a tie: the worker of ``peer``, a session of the same user, opens something of this one's."""
         self.runtime.sharing.serve(single(fds, "a tie"), peer)
 
     def do_share_link(self, fds: list[int], number: int, peer: str) -> None:
-        """The other end: what was asked for by ``number``."""
+        """Take the opening end of a tie, which was requested by ``number``."""
         self.runtime.sharing.linked(single(fds, "a tie"), number, peer)
 
     def do_share_denied(self, number: int, reason: str) -> None:
-        """Note that this session is denied what was asked for by ``number``."""
+        """Note that the tie requested by ``number`` is denied to this session."""
         self.runtime.sharing.denied(number, reason)
 
     def _shares(self, peer: str) -> None:
-        """From here on no journal can bring the session back: its agent need not keep one."""
+        """Notify the agent that no journal can restore the session from here on: it need not keep one."""
         log.info("memory or an event is shared with another session", peer=peer)
         with self._lock:
             if self.link is not None:
                 self.link.notice("shared", peer=peer)
 
     def _go_back(self, why: str) -> None:
-        """Another member of a gang replays, and needs what this one brought before: its journal brings it again."""
+        """End this worker: another member of a gang replays and needs contributions that this one no longer keeps.
+
+        The session begins again at its checkpoint, and its journal produces them again.
+        """
         if self.state != "running" or self._going_back:
             return
         self._going_back = True
@@ -310,8 +316,10 @@ class Worker:
         threading.Thread(target=self.daemon.be_ended, args=("goes_back", why), daemon=True).start()
 
     def _unfit(self, why: str) -> None:
-        """A replay gets something that the program has no more here. The next worker may have it: the place, the
-        driver's history and the neighbours are others. A move's destination refuses the move instead.
+        """End this worker: a replay cannot provide something that the program holds, such as a variable's address.
+
+        The next worker may get it: its device, the driver's history and the neighbours differ. A move's destination
+        refuses the move instead.
         """
         if self.state != "running":
             return
@@ -319,19 +327,20 @@ class Worker:
         self.daemon.be_ended("unfit", why)
 
     def _severed(self, peer: str) -> None:
-        """What another session wrote is lost with its worker: this one has no consistent state any more, and ends."""
+        """End this worker: what session ``peer`` wrote is lost with its worker, so no consistent state is left here."""
         self.daemon.be_ended("severed", f"it shared device memory with session {peer}, whose worker was lost",
                              peer=peer)
 
     def do_limit(self, share: float) -> None:
-        """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
+        """Limit the session to a share (0 to 1) of the device's time from now on; 0: no limit. Raises :class:`Refused`.
+        """
         if not 0.0 <= share <= 1.0:
             raise Refused(f"a share of {share!r} of a device")
         self.limiter.limit(share)
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:
-        """The registry names this worker the owner at ``epoch``."""
+        """Begin to serve: the registry names this worker the owner at ``epoch``. Raises :class:`Fenced`."""
         if epoch < self.runtime.epoch:
             raise Fenced(f"cannot activate epoch {epoch} after {self.runtime.epoch}")
         arriving = self.tasks.arriving
@@ -342,7 +351,7 @@ class Worker:
             raise Fenced(f"cannot activate: no whole session is here; {said}")
 
     def own(self, epoch: int) -> None:
-        """Serve the session from now on."""
+        """Serve the session at ``epoch`` from now on. Raises :class:`Fenced`."""
         with self._lock:
             if self.state not in ("incoming", "empty", "running"):
                 raise Fenced(f"cannot activate: the session is {self.state} here")
@@ -354,11 +363,11 @@ class Worker:
         self.ranks.owned()
 
     def do_resume(self, still_open: str = "") -> None:
-        """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
+        """Go on as before: the move was aborted. A copy for any move but ``still_open`` stops."""
         self.tasks.call_off(still_open, "the record says so")
 
     def go_on(self) -> None:
-        """The move is off: apply calls again. Undoes :meth:`offer` and the pause before it."""
+        """Apply calls again: the move is aborted. Undoes :meth:`offer` and the pause before it."""
         with self._lock:
             if self.state == "paused":
                 self.state = "running"
@@ -366,12 +375,15 @@ class Worker:
         self.runtime.resume()
 
     def do_adopt(self, epoch: int) -> None:
-        """`rgpu pool adopt` gives this worker what it holds, at a higher epoch: whatever was under way is off."""
+        """Serve the session that is here at a higher epoch, as `rgpu pool adopt` says; moves under way are aborted.
+
+        Raises :class:`Fenced`.
+        """
         with self._lock:
             if self.state not in ("running", "paused") or epoch <= self.runtime.epoch:
                 raise Fenced(f"cannot serve epoch {epoch}: the session is {self.state} here at {self.runtime.epoch}")
             link, self.link = self.link, None
-            if link is not None:  # at the epoch that is over: the agent asks for its owner then
+            if link is not None:  # at the epoch that is over: the agent then looks for the owner
                 link.notice("moved", reason="adopted")
         if link is not None:
             link.finish()
@@ -384,7 +396,7 @@ class Worker:
             self.runtime.effect(Kind.ACTIVE)
 
     def offer(self, leaving: Departure) -> None:
-        """The copy is complete: from here on only the record may say what follows. Raises :class:`Fenced`."""
+        """Pause the session: the copy is complete, and only its record decides what follows. Raises :class:`Fenced`."""
         with self._lock:
             if self.state != "running" or leaving.called_off:
                 raise Fenced(f"the move was called off: the session is {self.state} here")
@@ -392,7 +404,7 @@ class Worker:
             self.runtime.effect(Kind.OFFERED)
 
     def do_forget(self, reason: str) -> None:
-        """Another worker owns the session now, or it ended; through the role that this worker has in a move, if any."""
+        """Leave the session, which ended or has another owner; through this worker's role in a move, if it has one."""
         leaving, arriving = self.tasks.leaving, self.tasks.arriving
         told = leaving is not None and leaving.tell(EVENTS["forget"], reason)
         told = told or (arriving is not None and arriving.tell(EVENTS["discard"], reason))
@@ -400,7 +412,7 @@ class Worker:
             self.leave(reason)
 
     def leave(self, reason: str) -> None:
-        """Tell the agent, then exit."""
+        """Notify the agent, then exit."""
         with self._lock:
             self.state = "over"
             link, self.link = self.link, None
@@ -412,8 +424,8 @@ class Worker:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
         self.runtime.stop()
-        # After the answer to this request has left. Device threads may still wait for work that
-        # nobody will give them, so the process ends without asking them.
+        # After the answer to this request has been sent. Device threads may still wait for work that
+        # will not arrive, so the process ends without joining them.
         threading.Timer(0.02, self._end).start()
 
     def _end(self) -> None:
@@ -435,12 +447,12 @@ class Worker:
 
 
 def since_boot() -> float:
-    """Seconds; goes on while this process is frozen and while the machine sleeps."""
+    """Return the seconds since boot; they go on while this process is frozen and while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def since_exec_ms() -> int:
-    """How long ago this process began, as its parent waits for it (proc(5): starttime); -1 where it is not told."""
+    """Return how many ms ago this process began (proc(5): starttime), which its parent waits for; -1: unknown."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")))
@@ -469,7 +481,7 @@ def main() -> None:
     fixed = ensure_fixed("rgpu.server.worker.main", sys.argv[1:])
     configure_logging(level=options.log_level)
     faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
-    faulthandler.register(signal.SIGUSR1)  # and so does `kill -USR1`: of a worker that stands still
+    faulthandler.register(signal.SIGUSR1)  # and so does `kill -USR1`, for a worker that makes no progress
     structlog.contextvars.bind_contextvars(pid=os.getpid())
     if not fixed:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")

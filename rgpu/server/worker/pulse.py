@@ -1,7 +1,7 @@
-"""Notices that this process stood still: a thread whose beat is late.
+"""Notices that this process was suspended: a thread whose beat is late.
 
-A process that is stopped (SIGSTOP, a frozen container or machine) goes on without a word, in the middle of what it did.
-The thread that applies looks at the last beat before it applies what came meanwhile; so does the thread that beats.
+A process that was suspended (SIGSTOP, a frozen container or machine) continues without notice, wherever it was.
+The applying thread checks the last beat before it applies calls received meanwhile; so does the thread that beats.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 
 BEAT = 0.05  #: seconds
-IDLE_BEATS = 3  #: that are one, while nothing is applied: the processor rests, and standing still is noticed as before
-LATE = 0.45  #: seconds without a beat, or more than that
+IDLE_BEATS = 3  #: beats made as one while nothing is applied: it saves wake-ups, and a suspension is noticed as before
+LATE = 0.45  #: seconds without a beat that count as a suspension
 
 
 class Pulse:
-    """``late(seconds)`` is told each time that the process stood still, once.
+    """The beating thread. It calls ``late(seconds)`` once for each time that the process was suspended.
 
-    ``each(now, beats)`` is called at each beat, with the number of beats that it stands for; it says whether nothing
-    is under way.
+    ``each(now, beats)`` is called at each beat, with the number of beats that it counts for; it returns whether
+    nothing is under way.
     """
 
     def __init__(self, late: Callable[[float], None], each: Callable[[float, int], bool]) -> None:
@@ -34,7 +34,7 @@ class Pulse:
         self._thread.start()
 
     def look(self) -> None:
-        """Whether it stood still until just now; for any thread."""
+        """Check whether the process was suspended until just now, and report it; for any thread."""
         if time.monotonic() - self._last > LATE:
             self._beat()
 

@@ -1,4 +1,4 @@
-"""Bounds on what a session's calls make a worker keep beside device memory: a table, kept whatever the agent does.
+"""Bounds on what a session's calls make a worker keep beside device memory. They hold whatever the agent does.
 
 ==========================  ===========================================  =============================================
 what                        bound                                        why an honest program is far below it
@@ -11,7 +11,7 @@ has not confirmed           memory; 1,048,576 of them                    and non
                                                                          from
 ==========================  ===========================================  =============================================
 
-What comes to a bound breaks the session with error 2, as the driver does when it has no memory left. Answers of calls
+A call above a bound breaks the session with error 2, as the driver does when it has no memory left. Answers of calls
 that the ``cuda`` device's engine applies itself are not counted.
 """
 
@@ -30,8 +30,8 @@ _AWAITED = frozenset(number for number, call in BY_ID.items() if call.answer is 
 def above(call: int, objects: int, answers: int, answer_bytes: int, memory: int) -> str:
     """Return which bound a call would break; empty for none. Pure.
 
-    ``objects``: that live; ``answers``: not confirmed, of ``answer_bytes`` in all; ``memory``: bytes of the session's
-    devices, 0 where it is not bounded.
+    ``objects``: live objects; ``answers``: answers not confirmed, of ``answer_bytes`` in all; ``memory``: bytes of the
+    session's devices, 0 where it is not bounded.
     """
     if call in _CREATES and objects >= MOST_OBJECTS:
         return f"{objects} live objects: a session may have {MOST_OBJECTS}"

@@ -1,10 +1,10 @@
-"""What a session's kernels print, between the device and the agent's link.
+"""Text that a session's kernels print, between the device and the agent's link.
 
-A device that has kernels which print offers a :class:`DeviceText` as its
-attribute ``text``. Three kinds of thread meet here: the link's sender takes
-pieces ahead of each watermark and answer, the applying thread stands still
-while too much is under way, and the taking of the session's state collects
-what there is. The counting is :class:`rgpu.session.printed.PrintedText`'s.
+A device whose kernels can print offers a :class:`DeviceText` as its
+attribute ``text``. Three kinds of thread use this module: the link's sender takes
+pieces ahead of each watermark and answer, the applying thread pauses
+while too much is under way, and the thread that takes the session's state collects
+the rest. :class:`rgpu.session.printed.PrintedText` does the counting.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from rgpu.session.printed import PrintedText
 
 PIECE = 256 * 1024  #: longest piece of text in one message
 LIMIT = 16 * 1024 * 1024  #: bytes under way, in the device and here, beyond which no further call is applied
-STEP = 4096  #: bytes of the record stream applied between two looks at that
+STEP = 4096  #: bytes of the record stream applied between two checks of LIMIT
 
 
 class DeviceText(Protocol):
-    """Where a device keeps what kernels printed until it is fetched. Thread-safe."""
+    """A device's buffer of printed text that was not fetched yet. Thread-safe."""
 
-    holds_stdout: bool  #: the process's standard output is its own: nothing else may be put there
+    holds_stdout: bool  #: the device uses the process's standard output: nothing else may be put there
 
     @property
     def printing(self) -> bool:
-        """Some kernel of the session may print, or has."""
+        """Whether some kernel of the session may print, or has printed."""
 
     @property
     def waiting(self) -> int:
         """Bytes to be taken, as far as is known without :meth:`flush`."""
 
     def flush(self) -> None:
-        """Make what complete work has printed ready to be taken. Returns soon, whatever the device does."""
+        """Make the text of completed work ready to be taken. Returns soon, whatever the device does."""
 
     def take(self, most: int) -> bytes:
-        """The next bytes, at most so many; empty: there are none."""
+        """Return the next bytes, ``most`` at most; empty: there are none."""
 
 
 class SessionText:
-    """See the module docstring. Of a device that prints nothing it costs nothing."""
+    """See the module docstring. It costs nothing for a device that prints nothing."""
 
     def __init__(self, source: DeviceText | None) -> None:
         self._source = source
@@ -52,12 +52,12 @@ class SessionText:
 
     @property
     def printing(self) -> bool:
-        """There may be text, now or later."""
+        """Whether there may be text, now or later."""
         return self._source is not None and self._source.printing or self._book.unsent
 
     @property
     def crowded(self) -> bool:
-        """More is under way than may be: apply no further call."""
+        """Whether more than :data:`LIMIT` is under way: no further call may be applied."""
         if self._source is None or not self._source.printing:
             return False
         if self._book.discarding and self._source.waiting > PIECE:
@@ -66,24 +66,24 @@ class SessionText:
 
     # -- the link ----------------------------------------------------------------
     def attach(self, owner: object, delivered: int | None, nudge: Callable[[], None]) -> None:
-        """``owner`` sends from now on; its agent has the first ``delivered`` bytes (None: takes no text)."""
+        """Let ``owner`` send from now on; its agent has the first ``delivered`` bytes (None: it takes no text)."""
         with self._lock:
             self._owner, self._nudge = owner, nudge
             self._book.attach(delivered)
 
     def confirm(self, owner: object, delivered: int) -> None:
-        """The agent has so much. Raises :class:`Corrupt`."""
+        """Note that the agent has the first ``delivered`` bytes. Raises :class:`Corrupt`."""
         with self._lock:
             if owner is self._owner:
                 self._book.confirm(delivered)
 
     def nudge(self) -> None:
-        """Have the link send what there is."""
+        """Have the link send the text that is ready."""
         if self._nudge is not None:
             self._nudge()
 
     def pieces(self, owner: object) -> Iterator[tuple[int, bytes]]:
-        """(position, bytes) of what all work that is complete now has printed and ``owner`` has not sent."""
+        """Yield (position, bytes) of the text that completed work has printed and ``owner`` has not sent."""
         source = self._source
         if not self.printing:
             return
@@ -106,12 +106,12 @@ class SessionText:
 
     # -- the state ----------------------------------------------------------------
     def discard(self) -> None:
-        """What is printed goes nowhere: in a replay that another worker's state will end, or without a program."""
+        """Drop printed text from now on: in a replay that another worker's state will end, or without a program."""
         with self._lock:
             self._book.discard()
 
     def state(self) -> list[Any]:
-        """State of a session whose work is complete: its count, and what might not have been delivered."""
+        """Return the state of a session whose work is complete: its byte count, and text perhaps not delivered yet."""
         if self.printing:
             if self._source is not None:
                 self._source.flush()
@@ -120,7 +120,7 @@ class SessionText:
             return self._book.as_state()
 
     def restore(self, state: Any) -> None:
-        """The session stands where ``state`` was taken; what this device printed so far is of no account.
+        """Continue from ``state``; text that this device printed so far is dropped.
 
         Raises :class:`Corrupt`.
         """

@@ -1,7 +1,7 @@
 """The long tasks of a worker: send the session away, receive one, write a checkpoint, restore one.
 
-Each is one method, run in a thread of its own by the worker that makes them (:mod:`rgpu.server.worker.main`).
-``fault`` names where tests break things (:mod:`rgpu.link.faults`).
+Each task is one method, which the worker (:mod:`rgpu.server.worker.main`) runs in a thread of its own.
+``fault`` names the points where tests inject faults (:mod:`rgpu.link.faults`).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from rgpu.session.errors import DeviceError, Fenced, Refused
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0
-GIVE_WAY_SECONDS = 10.0  #: that a move waits for a checkpoint to let go of the device
+GIVE_WAY_SECONDS = 10.0  #: time that a move waits until a checkpoint has released the device
 
 
 class TaskWorker(SourceWorker, DestinationWorker, Protocol):
-    """What the tasks use of their worker, beside what the two sides of a move do."""
+    """The part of the worker that the tasks use, beside what the two sides of a move use."""
 
     @property
     def state(self) -> str:
-        """One of: empty| incoming | running | paused | over."""
+        """One of: empty | incoming | running | paused | over."""
 
     @property
     def quota(self) -> int:
@@ -71,18 +71,18 @@ class Tasks:
         self.leaving: Departure | None = None  #: likewise
         self._oldest_kernel = OldestKernel(worker.runtime.device)
         self._lock = threading.Lock()
-        self._sending = False  #: a move is under way that has offered nothing yet; never beside a checkpoint
+        self._sending = False  #: a move is under way and has not offered its copy yet; never beside a checkpoint
         self._checkpointing: Checkpointing | None = None
-        self.pace: Pace | RemotePace | None = None  #: of the checkpoint that is being written
-        self._cut = ""  #: that the checkpoint which is being written belongs to
-        self._gave: dict[str, Any] = {}  #: to collectives with which sessions, at the moment of the newest checkpoint
+        self.pace: Pace | RemotePace | None = None  #: write rate of the checkpoint that is being written
+        self._cut = ""  #: the consistent cut to which the checkpoint being written belongs
+        self._gave: dict[str, Any] = {}  #: collectives given, and with which sessions, at the newest snapshot point
         self._checkpoints = CheckpointProcess() if encoders.wanted() else None  #: started by the first checkpoint
-        self.gate = CutGate(worker.runtime, worker.runtime.given)  #: of checkpoints with other sessions
+        self.gate = CutGate(worker.runtime, worker.runtime.given)  #: for checkpoints together with other sessions
         self.runtime.executor.communicators.gave = self.gate.gave
         self.runtime.executor.make_room = self._make_room
 
     def _make_room(self) -> bool:
-        """The device has no memory for a call of the session: what a checkpoint holds of it goes first."""
+        """Free what a checkpoint holds of the device's memory: there is not enough for a call of the session."""
         return self.give_way("the session needs the device's memory") > 0
 
     # -- a move, as the source ------------------------------------------------------
@@ -90,11 +90,11 @@ class Tasks:
                 **wanted: Any) -> dict[str, Any]:
         """Copy or replay while running, pause, send the rest; on return the other side has verified every page.
 
-        ``fds``: of a dialer (:mod:`rgpu.link.local.dialing`) to that address; without one it is connected to from here.
-        ``wanted``: the fields of :class:`~rgpu.migrate.move.options.MoveOptions`.
+        ``fds``: descriptor of a dialer (:mod:`rgpu.link.local.dialing`) to ``address``; without it this process
+        connects. ``wanted``: the fields of :class:`~rgpu.migrate.move.options.MoveOptions`.
 
-        The session stays paused for ``resume`` or ``forget``. On an error it
-        runs on, and the error says why.
+        The session stays paused until ``resume`` or ``forget``. On an error it
+        runs on, and the error gives the reason.
         """
         dialed = Dialed(fds[0]) if fds else None
         try:
@@ -136,35 +136,41 @@ class Tasks:
         return {**statistics, "total_ms": (time.monotonic() - began) * 1000}
 
     def do_stuck(self) -> dict[str, Any]:
-        """Why the session's work will not end soon, which a move waits for; empty where it may. Takes seconds if so."""
+        """Return {why}: why the session's work, which a move waits for, will not end soon; empty where it may.
+
+        Takes seconds where there is a reason.
+        """
         return {"why": stuck(self.runtime.device)}
 
     def do_oldest_kernel(self) -> dict[str, Any]:
-        """Return {seconds, what} of the oldest kernel: since when it was seen, so it is asked again and again."""
+        """Return {seconds, what} of the oldest kernel. The seconds count from the first request that saw it."""
         seconds, what = self._oldest_kernel.look(time.monotonic())
         return {"seconds": seconds, "what": what}
 
     def call_off(self, still_open: str, reason: str) -> None:
-        """The record says that this session's move is off, unless it is ``still_open`` and nothing was offered yet."""
+        """Abort this session's move, as its record says, unless it is ``still_open`` and nothing was offered yet."""
         leaving = self.leaving
         if leaving is not None and (self.worker.state == "paused" or leaving.move != still_open):
             leaving.call_off(reason)
 
     def do_withdrawn(self, move: str, outcome: str, reason: str) -> None:
-        """What became of this source's own abort: won, lost, or unknown."""
+        """Note the outcome of this source's own abort: won, lost, or unknown."""
         if self.leaving is not None and self.leaving.move == move and outcome in ("won", "lost", "unknown"):
             self.leaving.tell(f"abort_{outcome}", reason)
 
     def do_undecided(self, move: str, reason: str) -> None:
-        """The record that was asked for leaves the move open."""
+        """Note that the record, which was read on request, leaves the move open."""
         if self.leaving is not None and self.leaving.move == move:
             self.leaving.tell(EVENTS["stay paused"], reason)
 
     def do_forecast(self) -> dict[str, Any]:
-        """What moving would cost, from how much changes now; the link's speed is assumed. Nothing is changed."""
+        """Return the predicted cost of a move, from the present rate of change and an assumed link speed.
+
+        Nothing is changed.
+        """
         runtime = self.runtime
         measured = measure(runtime.device, PageTable(runtime.hash_key), forecast.ASSUMED_SPEED, 0.0)
-        # Everything has to be copied first; what differs by then is what changes meanwhile.
+        # Everything has to be copied first; the pages that differ by then are those that change meanwhile.
         first = measured.differing * PAGE / measured.speed
         later = replace(measured, differing=int(forecast.changed_in(measured, first)), changed=measured.changed[:1])
         usual = MoveOptions()
@@ -176,7 +182,7 @@ class Tasks:
 
     # -- a move, as the destination ---------------------------------------------------
     def do_receive(self, fds: list[int], handover: bytes) -> None:
-        """Take a session from its source; the connection stays this task's until it is verified."""
+        """Receive a session from its source; this task keeps the connection until the session is verified."""
         connection = adopt(fds, handover)
         arrival = self.arriving
         if arrival is not None and self.worker.state == "incoming":  # a further connection of the same move
@@ -189,7 +195,7 @@ class Tasks:
         threading.Thread(target=arrival.run, name="receive", daemon=True).start()
 
     def let_go(self) -> None:
-        """Nothing of the source's memory is held any more when this returns (SEMANTICS 15)."""
+        """Release the source's memory: none of it is held when this returns (SEMANTICS 15)."""
         if self.arriving is not None:
             self.arriving.receiver.peer.close()
 
@@ -198,19 +204,19 @@ class Tasks:
                       others: list[str] | None = None, facts: dict[str, Any] | None = None,
                       staging: int = 0, room: int | None = None, rate: float = 0.0,
                       cut: str = "") -> dict[str, Any]:
-        """Write a checkpoint; what checkpoint ``base`` (and ``others``, of the same user) hold is not stored again.
+        """Write a checkpoint; pages in checkpoint ``base`` (and ``others``, of the same user) are not stored again.
 
-        The session stands still while its pages are hashed and those that the
+        The session is paused while its pages are hashed and those that the
         store lacks are copied aside (:mod:`rgpu.checkpoint.session.checkpointing`). ``room``:
-        bytes of the device that nobody else was promised: the copies may take
-        these, and what the session's own quota has left. Pages that find no
-        room wait in host memory, ``staging`` bytes at most (0: as
-        :func:`staging_bytes` says), and beyond that the session waits for the
-        store. ``rate``: bytes/s to the store, 0: as fast as it goes. ``cut``: names the one that the session's moment
-        belongs to, with sessions that it shares communicators with (:mod:`.collectives.cut_gate`).
+        bytes of the device that are promised to no other session: the copies may take
+        these, and what the session's own quota has left. Pages for which the device has not enough
+        memory wait in host memory, ``staging`` bytes at most (0: as
+        :func:`staging_bytes` returns), and beyond that the session waits for the
+        store. ``rate``: bytes/s to the store, 0: no limit. ``cut``: name of the consistent cut to which the snapshot
+        belongs, with the sessions that share communicators with this one (:mod:`.collectives.cut_gate`).
 
         Raises :class:`Refused` while another checkpoint of the session is being
-        written or it is being sent away, while something of it cannot be read (``pins``), and when the checkpoint had
+        written or it is being moved away, while part of it cannot be read (``pins``), and when the checkpoint had
         to give way.
         """
         if why := stuck(self.runtime.device):
@@ -253,9 +259,9 @@ class Tasks:
                 "total_ms": round((time.monotonic() - began) * 1000, 3), **self._gave}
 
     def do_cut(self, word: str, cut: str, **about: Any) -> dict[str, Any]:
-        """What the leader says of a checkpoint with other sessions: see :meth:`CutGate.told`.
+        """Carry out the leader's request about a checkpoint with other sessions: see :meth:`CutGate.told`.
 
-        ``word``: give_up, too: the gate opens, and the cut's checkpoint is not written. Raises :class:`Fenced`.
+        ``word``: also give_up: the gate opens, and the cut's checkpoint is not written. Raises :class:`Fenced`.
         """
         if word == "give_up":
             if self._cut == cut:
@@ -299,7 +305,7 @@ class Tasks:
             runtime.resume()
 
     def give_way(self, reason: str) -> int:
-        """Give the checkpoint up, for what needs the device more; returns the bytes of device memory freed."""
+        """Abandon the checkpoint in favour of a move or a call. Return the bytes of device memory freed."""
         checkpointing = self._checkpointing
         if checkpointing is None:
             return 0
@@ -308,11 +314,11 @@ class Tasks:
         return freed
 
     def do_give_way(self, reason: str) -> dict[str, Any]:
-        """The daemon's word for it."""
+        """Abandon the checkpoint at the daemon's request: see :meth:`give_way`."""
         return {"freed": self.give_way(reason)}
 
     def do_pace(self, rate: float) -> dict[str, Any]:
-        """How fast a checkpoint may be written from now on, bytes/s; how fast it was since the last time."""
+        """Set how fast a checkpoint may be written from now on, bytes/s. Return {used, waited} since the last time."""
         pace = self.pace
         if pace is None:
             return {}
@@ -320,12 +326,15 @@ class Tasks:
         return {"used": used, "waited": waited}
 
     def wait_checkpoint(self, until: float) -> None:
-        """Until no checkpoint is being written, or that time (monotonic); one that gave way removes what it wrote."""
+        """Wait until no checkpoint is being written, or until ``until`` (monotonic).
+
+        A checkpoint that gave way removes what it wrote.
+        """
         while self._checkpointing is not None and time.monotonic() < until:
             time.sleep(0.01)
 
     def _end_checkpoint(self, reason: str) -> None:
-        """For a move: what it needs of the device is its own from here on. Raises :class:`Refused`."""
+        """Abandon a checkpoint, so that a move has the device for itself from here on. Raises :class:`Refused`."""
         checkpointing = self._checkpointing
         if checkpointing is not None:
             self.give_way(reason)
@@ -354,5 +363,6 @@ class Tasks:
 
 
 def staging_bytes() -> int:
-    """Half of the host's free memory, at least 256 MiB: for pages that find no room on the device, for a while."""
+    """Return the bytes for pages that the device has not enough memory for: half of the host's free, at least 256 MiB.
+    """
     return max(STAGING, available_memory() // 2)

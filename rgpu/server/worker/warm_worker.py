@@ -1,9 +1,9 @@
-"""A warm worker, as its own process sees it: everything that costs time is done, only the session is missing.
+"""A warm worker's own process: everything that costs time is done, only the session is missing.
 
-It listens where its daemon told it to and takes one connection. ``become``
+It listens on the path that its daemon chose and takes one connection. ``become``
 names the session; then the process goes on as that session's worker, on the
 same listening socket, which the daemon has moved to the session's folder. When
-the daemon goes first, the warm worker ends: nobody would find it again.
+the daemon ends first, the warm worker ends: no later daemon would find it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = structlog.get_logger(__name__)
 ROOM = "." * 250
 
 
-#: A daemon that lives connects as soon as the socket is there, and waits no longer than this for that.
+#: A living daemon connects as soon as the socket exists, and waits no longer than this for the socket.
 CONNECT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a warm worker becomes. ``quota``: bytes; ``socket``: by which path its daemon finds it now."""
+    """What a warm worker becomes. ``quota``: bytes; ``socket``: the path at which its daemon finds it from now on."""
 
     session: str
     epoch: int
@@ -50,7 +50,7 @@ class Assignment:
 
 
 def wait(listener: socket.socket, device: Device, box: EnteredBox = NO_BOX) -> Assignment | None:
-    """Until the daemon says what this worker is for; None when the daemon has gone."""
+    """Wait until the daemon assigns a session, and return the assignment; None when the daemon has ended."""
     listener.settimeout(CONNECT_SECONDS)
     try:
         came = accept_next(listener, lambda: False, "the warm worker's socket")
@@ -66,7 +66,7 @@ def wait(listener: socket.socket, device: Device, box: EnteredBox = NO_BOX) -> A
     try:
         if not box.admits(channel):
             return None
-        device.frames().prepare(KEPT)  # a restore begins with them, and with what is compiled
+        device.frames().prepare(KEPT)  # a restore begins with these frames, and with the compiled encoder
         prepare_native()
         encoders.get_ready()
         channel.send({"event": "ready"})
@@ -84,7 +84,7 @@ def wait(listener: socket.socket, device: Device, box: EnteredBox = NO_BOX) -> A
 
 
 def _prepare(found: Assignment, device: Device, logs: Sequence[int]) -> None:
-    """Log to the session's file (``logs``) from now on, bear its name, and know its memory."""
+    """Log to the session's file (``logs``) from now on, show its name, and size the device to its quota."""
     text = getattr(device, "text", None)
     for fd in logs:
         for standard in (2,) if text is not None and text.holds_stdout else (1, 2):
@@ -114,14 +114,14 @@ def set_command_line(words: list[str]) -> bool:
 
 
 def connect(channel: Channel) -> None:
-    """The daemon's side: wait until the warm worker is ready. Raises :class:`LinkError`."""
+    """Wait, in the daemon, until the warm worker is ready. Raises :class:`LinkError`."""
     message, _ = channel.receive()
     if message.get("event") != "ready":
         raise LinkError(f"a warm worker said {message!r:.80}")
 
 
 def assign(channel: Channel, assignment: Assignment, log_path: Path) -> None:
-    """The daemon's side: make the warm worker a session's worker, logging to ``log_path``.
+    """Make the warm worker a session's worker, logging to ``log_path``; called in the daemon.
 
     Raises :class:`LinkError`, :class:`Corrupt`, OSError.
     """

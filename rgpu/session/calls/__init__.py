@@ -1,1 +1,1 @@
-"""The driver's calls as tables, and what is generated from them: exports, encoders, decoders, pages. Pure."""
+"""Tables of the driver's calls, and generators for exports, encoders, decoders and documentation pages. Pure."""

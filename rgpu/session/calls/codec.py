@@ -1,4 +1,4 @@
-"""How arguments and replies become bytes; the generated decoders register their layouts here.
+"""Encoding of arguments and replies; the generated decoders register their layouts here.
 
 The encoding is that of :mod:`rgpu.session.calls.wire`: the fixed-size fields
 packed without padding, then each blob as u32 length + bytes. A reader takes
@@ -21,7 +21,7 @@ MAX_ARGS = 1 << 20
 
 
 class Layout:
-    """Encodes and decodes one tuple type."""
+    """Encoder and decoder of one tuple type."""
 
     __slots__ = ("blobs", "fields", "fixed", "make", "type", "unpack")
 
@@ -34,7 +34,7 @@ class Layout:
         self.fields: tuple[str, ...] = cls._fields
 
     def decode(self, data: Any) -> Any:
-        """The tuple; raises :class:`Corrupt` unless ``data`` is exactly one."""
+        """Decode one tuple. Raises :class:`Corrupt` unless ``data`` is exactly one."""
         if not self.blobs:
             try:
                 return self.make(self.unpack(data))
@@ -58,7 +58,7 @@ class Layout:
         return self.make(values)
 
     def encode(self, values: dict[str, Any]) -> bytes:
-        """The bytes of ``values``; raises TypeError for a missing or unknown field, ValueError for one too large."""
+        """Encode ``values``. Raises TypeError for a missing or unknown field, ValueError for a value too large."""
         if values.keys() != set(self.fields):
             raise TypeError(f"{self.type.__name__} takes {', '.join(self.fields)}; got {', '.join(values)}")
         count = len(self.fields) - self.blobs
@@ -81,7 +81,7 @@ _IDS: dict[str, int] = {}
 
 
 def register(call_id: int, name: str, args: Layout, reply: Layout | None) -> None:
-    """Called once for each wire call by the generated module."""
+    """Register the layouts of a wire call; the generated module does so once for each."""
     _ARGS[call_id] = args
     _REPLIES[call_id] = reply
     _IDS[name] = call_id
@@ -94,7 +94,7 @@ def _id(call: Call | str | int) -> int:
 
 
 def decode(call_id: int, args: Any) -> Any:
-    """The arguments of a call as its named tuple; raises :class:`Corrupt`."""
+    """Decode the arguments of a call as its named tuple. Raises :class:`Corrupt`."""
     try:
         layout = _ARGS[call_id]
     except KeyError:
@@ -103,12 +103,12 @@ def decode(call_id: int, args: Any) -> Any:
 
 
 def encode_args(call: Call | str | int, /, **values: Any) -> bytes:
-    """The argument bytes of a call (by name, id or :class:`Call`)."""
+    """Encode the arguments of a call (by name, id or :class:`Call`). Raises as :meth:`Layout.encode` does."""
     return _ARGS[_id(call)].encode(values)
 
 
 def decode_reply(call: Call | str | int, data: Any) -> Any:
-    """The reply of a call as its named tuple, None for a call that has none; raises :class:`Corrupt`."""
+    """Decode the reply of a call as its named tuple, None for a call that has none. Raises :class:`Corrupt`."""
     layout = _REPLIES[_id(call)]
     if layout is None:
         if len(data):
@@ -118,7 +118,7 @@ def decode_reply(call: Call | str | int, data: Any) -> Any:
 
 
 def encode_reply(call: Call | str | int, /, **values: Any) -> bytes:
-    """The reply bytes of a call; ``b""`` for a call that has none."""
+    """Encode the reply of a call; ``b""`` for a call that has none. Raises as :meth:`Layout.encode` does."""
     layout = _REPLIES[_id(call)]
     if layout is None:
         if values:

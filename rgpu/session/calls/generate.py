@@ -1,4 +1,4 @@
-"""Makes every file that follows from the tables of calls.
+"""Generator of every file that follows from the tables of calls.
 
     python -m rgpu.session.calls.generate           writes them
     python -m rgpu.session.calls.generate --check   exit status 1 if one differs
@@ -15,7 +15,7 @@ from rgpu.session.calls.emit import api, decoders, docs, engine, types, wire
 
 _SHIM = "rgpu/client/shim/generated"
 
-#: path from the checkout's root → what makes its text
+#: path from the checkout's root → function that makes its text
 OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_SHIM}/cuda_types.hpp": types.cuda_types,
     f"{_SHIM}/api.hpp": api.api_header,
@@ -30,7 +30,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 
 
 def root() -> Path:
-    """Return the checkout that this package stands in."""
+    """Return the root of the checkout that contains this package."""
     return generated.root()
 
 
@@ -40,7 +40,7 @@ def stale(where: Path) -> list[str]:
 
 
 def write(where: Path) -> list[str]:
-    """Write what is stale under ``where``; return the names written."""
+    """Write the stale outputs under ``where``; return the names written."""
     return generated.write(OUTPUTS, where)
 
 

@@ -1,8 +1,8 @@
 """The hot calls: those that a device's native engine decodes and applies by itself.
 
-They leave nothing behind but memory contents and order, so
-:class:`~rgpu.session.objects.live.LiveObjects` need not see them; this is checked
-here, once, at import. Every other call goes to the executor, whole.
+They change only memory contents and order, so
+:class:`~rgpu.session.objects.live.LiveObjects` need not handle them; this is checked
+here, once, at import. Every other call is passed to the executor as a whole record.
 """
 
 from __future__ import annotations

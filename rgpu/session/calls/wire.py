@@ -26,7 +26,7 @@ from enum import Enum
 
 
 class Answer(Enum):
-    """How the program's thread is answered."""
+    """Whether the program's thread waits for an answer, and for how long."""
 
     ASYNC = "async"  #: sent, not awaited
     SYNC = "sync"  #: awaited; answered as soon as the worker has applied it
@@ -34,14 +34,14 @@ class Answer(Enum):
 
 
 class Effect(Enum):
-    """What a call does to the session; decides compaction and replay."""
+    """Effect of a call on the session; decides compaction and replay."""
 
     NONE = "none"  #: leaves nothing behind (waits, observations)
     WRITES = "writes"  #: changes memory only: the pages hold the result
     CREATES = "creates"  #: makes object ``args[0]`` of kind ``object_kind``
     CONFIGURES = "configures"  #: changes object ``args[0]``
     DESTROYS = "destroys"  #: ends object ``args[0]``
-    STRUCTURAL = "structural"  #: kept in history for ever (SEMANTICS 12)
+    STRUCTURAL = "structural"  #: kept in the history for ever (SEMANTICS 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Call:
 
 
 def _args(text: str) -> tuple[Arg, ...]:
-    """``"dst:addr stream:stream"`` to a tuple of :class:`Arg`."""
+    """Parse ``"dst:addr stream:stream"`` into a tuple of :class:`Arg`."""
     return tuple(Arg(*item.split(":")) for item in text.split())
 
 

@@ -1,6 +1,6 @@
 """The order in which records may be applied: the same rules live and in replay (SEMANTICS 1, 2).
 
-:class:`ApplyGate` is fed records and says what to do, in order. It does no
+:class:`ApplyGate` takes records and returns commands, in order. It does no
 waiting itself.
 
 ==============================  =================================================
@@ -8,25 +8,25 @@ record                          commands
 ==============================  =================================================
 at or below the position        Drop
 not the next position           Corrupt: calls are missing
-``completed(n)``                WaitFor(n), Apply: what follows it, from any
-                                thread, was submitted when n was complete
-``completed(n)``, n ≥ its own   Corrupt: nobody observes the future
+``completed(n)``                WaitFor(n), Apply: later calls, from any
+                                thread, were submitted when n was complete
+``completed(n)``, n ≥ its own   Corrupt: a later call cannot have been observed
 position
-ends memory, in replay          WaitAll, Apply: the program's side knew from the
-                                watermark that no work was left; a replay has to
-                                make it so
+ends memory, in replay          WaitAll, Apply: by the watermark, no work was left
+                                when the program's side published the call; a
+                                replay has to establish that again
 ends memory, while replayed     WaitAll(replay_until), Apply: that watermark was
-work may be unfinished          of a worker that is gone (SEMANTICS 21)
-makes a texture, in replay      WaitAll, Apply: a driver gives no handle again that
-                                work under way may use, and the program had got
+work may be unfinished          of an earlier worker (SEMANTICS 21)
+makes a texture, in replay      WaitAll, Apply: a driver reuses no handle that
+                                unfinished work may use, and the program holds
                                 this one (docs/developers/objects/arrays.md)
 any other                       Apply
 ==============================  =================================================
 
-Live, a WaitFor is over at once, for the program was told before it could
+Live, a WaitFor ends at once, since the program was informed before it could
 publish the record. *In replay* means at or below ``replay_until``: the highest
 position that the program's side had published when this owner took over.
-*Replayed work* may be unfinished until :meth:`ApplyGate.complete` said otherwise.
+*Replayed work* may be unfinished until :meth:`ApplyGate.complete` is called for it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rgpu.session.journal.record import Record
 
 COMPLETED = BY_NAME["completed"].id
 #: Calls after which an address or a handle may be given out again, published when no work was left.
-#: (memory_free_wait is published while work runs: the device waits, and later calls may be what that work waits for.)
+#: (memory_free_wait is published while work runs: the device waits, and that work may wait for later calls.)
 ENDS_MEMORY = frozenset(call.id for call in BY_ID.values()
                         if call.answer is Answer.ASYNC and call.effect is Effect.DESTROYS
                         and call.object_kind in ("memory", "mapping", "host_memory", "array", "texture"))
-#: In a replay these wait for all earlier work.
+#: Calls that wait for all earlier work in a replay.
 _WAITS_IN_REPLAY = ENDS_MEMORY | {BY_NAME["texture_create"].id}
 
 
@@ -57,21 +57,21 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Go on when the work of call ``seq`` is complete."""
+    """Continue when the work of call ``seq`` is complete."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitAll:
-    """Go on when all work up to and with call ``seq`` is complete."""
+    """Continue when all work up to and including call ``seq`` is complete."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The record was applied before."""
+    """Drop the record: it was applied before."""
 
     seq: int
 
@@ -80,14 +80,14 @@ Command = Apply | WaitFor | WaitAll | Drop
 
 
 class ApplyGate:
-    """See the module docstring. ``position``: every call ≤ it was given out to be applied."""
+    """See the module docstring. ``position``: every call up to it was returned to be applied."""
 
     def __init__(self, position: int = 0, replay_until: int = 0) -> None:
         self.position = position
         self.replay_until = replay_until
 
     def complete(self, seq: int) -> None:
-        """All work up to and with call ``seq`` is known to be complete here."""
+        """Note that all work up to and including call ``seq`` is complete on this device."""
         if seq >= self.replay_until:
             self.replay_until = 0
 
@@ -97,7 +97,7 @@ class ApplyGate:
         return self.position < self.replay_until
 
     def feed(self, record: Record) -> tuple[Command, ...]:
-        """What to do for a record, in order. Raises :class:`Corrupt` for a gap or an impossible observation."""
+        """Return the commands for a record, in order. Raises :class:`Corrupt` for a gap or impossible observation."""
         seq = record.seq
         if seq <= self.position:
             return (Drop(seq),)

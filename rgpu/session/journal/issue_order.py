@@ -1,37 +1,37 @@
-"""Whether calls take effect in the order of issue: catching up, as a state machine (SEMANTICS 20).
+"""State machine for catch-up: whether calls take effect in the order of issue (SEMANTICS 20).
 
-A worker *catches up* while it applies calls that the program issued earlier than it could run them: a replay, what
-piled up behind a pause, a broken link, a start. Then a call begins only when what was issued before it on the session's
-other streams is complete, which is what a program sees natively while its GPU is ahead of its CPU.
+A worker *catches up* while it applies calls that the program issued earlier than the worker could run them: a replay,
+or a backlog after a pause, a broken link, a start. Then a call begins only when the calls issued before it on the
+session's other streams are complete, which is what a program sees natively while its GPU is ahead of its CPU.
 
 ===========  ====================================================================================
 state        meaning
 ===========  ====================================================================================
-LIVE         calls are given to the device as they come
-ORDERED      a backlog is applied: where the stream changes, what was given before is waited for
-OVERLAPPING  a backlog is applied as it was issued: what is waited for needed a later call
+LIVE         calls are given to the device as they arrive
+ORDERED      a backlog is applied: where the stream changes, earlier calls are waited for
+OVERLAPPING  a backlog is applied without waiting: the awaited work needed a later call
 ===========  ====================================================================================
 
 ============  ==================================================  ===========================================
 event         LIVE                                                ORDERED, OVERLAPPING
 ============  ==================================================  ===========================================
-Attached      with a backlog: begin, until all of it is applied   until all of that is applied, too
+Attached      with a backlog: begin, until all of it is applied   until the new backlog is applied, too
 Replaying     begin, until Settled                                until Settled
 Settled       -                                                   LIVE
 Resumed       begin, unless the program is ahead of its work      -
-Gap           the same                                            -
-Late          the same, unless those that Late began stalled      -
-              or took too much of the time
-Told          -                                                   LIVE, if the rest is what it usually queues
-Dry           -                                                   LIVE, if nothing more is known to be published
+Gap           as Resumed                                          -
+Late          as Resumed, unless catch-ups begun by Late          -
+              stalled or took too much of the time
+Told          -                                                   LIVE, if the program usually queues the rest
+Dry           -                                                   LIVE, if no more calls are known to be published
 Behind        begin                                               -
-Lasting       -                                                   LIVE, if Behind or Late began it and it
-                                                                  lasts as long as such a one may
+Lasting       -                                                   LIVE, if Behind or Late began it and it has
+                                                                  reached its maximal duration
 Stalled       -                                                   ORDERED: OVERLAPPING
 ============  ==================================================  ===========================================
 
-*Begin* leads to ORDERED (with ``enabled`` False, for measurements, to OVERLAPPING). No state is left before the
-position that had been published when the catch-up began is reached and complete: what the device still has to do is
+*Begin* leads to ORDERED (with ``enabled`` False, for measurements, to OVERLAPPING). A catch-up does not end before all
+calls up to the position that had been published at its begin are applied and complete: unfinished work of the device is
 part of the backlog.
 """
 
@@ -46,25 +46,25 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID
 
 EVER = 2**63  #: a position that no session reaches
-FRESH = 0.25  #: seconds: what was told is as old as this at most where it ends a catch-up
-SHORT = 0.25  #: seconds that a catch-up which a few milliseconds began lasts at most
-LONG = 5.0  #: seconds that one which calls under way began does: the program has become one that is so far ahead
-#: Part of the time that catch-ups begun by a few milliseconds may take: where several sessions share a GPU everything
-#: is late, each wait takes a turn of it, and a program kept in order for that would be later still.
+FRESH = 0.25  #: seconds: maximal age of the program's report that ends a catch-up
+SHORT = 0.25  #: seconds: maximal duration of a catch-up that began because calls were a few milliseconds late
+LONG = 5.0  #: seconds: maximal duration of one that began because of many calls under way: this has become usual
+#: Maximal share of the time for catch-ups that began because calls were late: where several sessions share a GPU all
+#: calls are late, each wait costs a time slice, and keeping the order would make the program later still.
 SHARE = 0.05
-#: A program that is always this far ahead of its work, or further: it is fed from a backlog at home as well.
+#: Distance of a program that is always far ahead of its work: it is fed from a backlog without rgpu as well.
 UNBOUNDED = 2**32 - 1
 
-#: Calls that are work of a stream, by their argument of that name. Waiting for a stream, making and ending it are none,
-#: nor is the reading of a mirror: its writers are known to be complete then, and what has the stream before it stand,
-#: a host function, may be waiting for these bytes.
+#: Calls with an argument ``stream`` that are not work of that stream: waiting for it, making and ending it, and reading
+#: a mirror. A mirror's writers are complete when it is read, and a host function that blocks the stream before it may
+#: be waiting for these bytes.
 _NO_WORK = frozenset({"stream_create", "stream_destroy", "stream_synchronize", "host_mirror_read"})
 WORK = frozenset(call.id for call in BY_ID.values()
                  if call.name not in _NO_WORK and any(arg.name == "stream" for arg in call.args))
 
 
 def stream_of(call_id: int, args: Any) -> int | None:
-    """The stream that a call gives work to; None: to none, so it waits for no order."""
+    """Return the stream to which a call gives work; None: to no stream, so it waits for no order."""
     return int(decoders.decode(call_id, args).stream) if call_id in WORK else None
 
 
@@ -76,10 +76,10 @@ class State(Enum):
     OVERLAPPING = "overlapping"
 
 
-# -- events: ``applied`` is the session's position, ``done`` the one up to which all work is complete ----------
+# -- events: ``applied`` is the session's position, ``done`` the position up to which all work is complete -----
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """An agent whose program has published up to ``published``."""
+    """An agent attached; its program has published calls up to ``published``."""
 
     applied: int
     published: int
@@ -87,21 +87,21 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
-    """Calls come that another owner has applied."""
+    """A replay begins: calls that another owner has applied are received."""
 
     applied: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Event: the replay is over."""
+    """The replay has ended."""
 
     applied: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The session stood still for ``seconds``. ``usual``: calls that the program is mostly ahead of its work."""
+    """The session was paused for ``seconds``. ``usual``: calls by which the program is mostly ahead of its work."""
 
     applied: int
     seconds: float
@@ -110,7 +110,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Calls did not come, or were not taken, for ``seconds``; ``who`` stood still."""
+    """Calls were not received, or not applied, for ``seconds``; ``who``: the part that made no progress."""
 
     applied: int
     who: str
@@ -120,9 +120,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Calls came ``seconds`` later than calls come at the quickest, whatever kept them.
+    """Calls arrived ``seconds`` later than with the shortest observed delay, for whatever reason.
 
-    ``share``: of the last while that was spent in catch-ups which such lateness began.
+    ``share``: share of the recent time that was spent in catch-ups begun by such lateness.
     """
 
     applied: int
@@ -133,7 +133,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Clearly more calls than ``usual`` are under way when work comes for another stream."""
+    """Clearly more calls than ``usual`` are under way when work for another stream arrives."""
 
     applied: int
     usual: int
@@ -141,7 +141,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """The catch-up goes on for ``seconds`` now."""
+    """The catch-up has lasted for ``seconds``."""
 
     applied: int
     seconds: float
@@ -149,7 +149,7 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The program's side has published up to ``published``, it said ``late`` seconds ago."""
+    """The program's side reported ``late`` seconds ago that it has published calls up to ``published``."""
 
     applied: int
     done: int
@@ -160,7 +160,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """Everything that came is applied, and nothing is waiting to be read."""
+    """All received calls are applied, and no data is waiting to be read."""
 
     applied: int
     done: int
@@ -168,7 +168,7 @@ class Dry:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Nothing of what is waited for completes; ``what`` names the call."""
+    """None of the awaited work completes; ``what`` names the call."""
 
     applied: int
     what: str
@@ -182,16 +182,16 @@ class IssueOrder:
 
     def __init__(self, enabled: bool = True) -> None:
         self.state = State.LIVE
-        self.reason = "no backlog so far"  #: of the last transition
-        self.target = 0  #: the catch-up goes on up to here at least
-        self.published = 0  #: the program's side had published up to here, as far as is known
-        self.catch_ups = 0  #: begun so far
-        self.stalls = 0  #: of them, those that came to overlap
+        self.reason = "no backlog so far"  #: reason of the last transition
+        self.target = 0  #: position up to which the catch-up lasts at least
+        self.published = 0  #: position up to which the program's side is known to have published
+        self.catch_ups = 0  #: number of catch-ups begun
+        self.stalls = 0  #: number of catch-ups that changed to OVERLAPPING
         self._enabled = enabled
-        self.by_distance = False  #: nothing but the number of calls under way began this catch-up
-        self.by_lateness = False  #: nothing but calls that came some milliseconds late did
-        #: Work of this program waits for later calls, and one stall was found out so: some milliseconds are not worth
-        #: another, however often a busy machine is late.
+        self.by_distance = False  #: this catch-up began only because of the number of calls under way
+        self.by_lateness = False  #: this catch-up began only because calls were some milliseconds late
+        #: False after a catch-up begun by lateness has stalled: this program's work waits for later calls, and avoiding
+        #: some milliseconds of lateness is not worth another stall.
         self.lateness_matters = True
 
     @property
@@ -199,7 +199,7 @@ class IssueOrder:
         return self.state is not State.LIVE
 
     def handle(self, event: Event) -> bool:
-        """Take an event; whether the state is another one now."""
+        """Handle an event; return whether the state changed."""
         before = self.state
         transition = TABLE.get((self.state, type(event)))
         if transition is not None:
@@ -241,11 +241,12 @@ class IssueOrder:
 
     def _resumed(self, event: Resumed) -> None:
         if event.usual < UNBOUNDED:
-            self._begin(event.applied, f"the session stood still at call {event.applied} for {event.seconds:.3f} s")
+            self._begin(event.applied, f"the session was paused at call {event.applied} for {event.seconds:.3f} s")
 
     def _gap(self, event: Gap) -> None:
         if event.usual < UNBOUNDED:
-            self._begin(event.applied, f"{event.who} stood still for {event.seconds:.1f} s, at call {event.applied}")
+            self._begin(event.applied, f"{event.who} made no progress for {event.seconds:.1f} s, at call "
+                                       f"{event.applied}")
 
     def _late(self, event: Late) -> None:
         if event.usual < UNBOUNDED and self.lateness_matters and event.share <= SHARE:
@@ -259,9 +260,10 @@ class IssueOrder:
 
     def _lasting(self, event: Lasting) -> None:
         if self.by_distance and event.seconds > LONG:
-            self._end(f"for {event.seconds:.0f} s the program was further ahead of its work than before: it is its way")
+            self._end(f"for {event.seconds:.0f} s the program was further ahead of its work than before: this is usual "
+                      "now")
         elif self.by_lateness and event.seconds > SHORT:
-            self._end(f"some milliseconds are not worth more than {SHORT} s of order")
+            self._end(f"lateness of some milliseconds keeps the order for {SHORT} s at most")
 
     def _note(self, event: Told) -> None:
         self.published = max(self.published, event.published)
@@ -289,7 +291,7 @@ class IssueOrder:
 _Transition = Callable[[IssueOrder, Any], None]
 _L, _O, _V = State.LIVE, State.ORDERED, State.OVERLAPPING
 
-#: (state, event) → transition; what is not here changes nothing.
+#: (state, event) → transition; other pairs change nothing.
 TABLE: dict[tuple[State, type[Any]], _Transition] = {
     (_L, Attached): IssueOrder._attached,
     (_L, Replaying): IssueOrder._replaying,

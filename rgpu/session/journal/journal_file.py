@@ -2,7 +2,7 @@
 
 A header, then records as they stand on the wire, then a trailer if the file
 was closed. A file that a crash cut short has a torn tail: part of a record, or
-zeros; readers tolerate that and say so. Anything else that does not verify is
+zeros; readers tolerate and report that. Anything else that does not verify is
 :class:`~rgpu.session.errors.Corrupt` with the offset in the file.
 """
 
@@ -37,7 +37,7 @@ _CRC = Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """What the header says. ``size``: bytes of the header itself."""
+    """Contents of the header. ``size``: bytes of the header itself."""
 
     session: str
     first_seq: int
@@ -46,7 +46,7 @@ class JournalHeader:
 
 @dataclass(slots=True)
 class JournalReport:
-    """What :func:`verify` found in a sound file; a torn tail is sound."""
+    """Result of :func:`verify` for a sound file; a torn tail is sound."""
 
     path: str
     session: str
@@ -66,7 +66,7 @@ class JournalReport:
 
 
 def encode_header(session: str, first_seq: int) -> bytes:
-    """The header's bytes. Raises ValueError for an impossible name or position."""
+    """Encode a header. Raises ValueError for an impossible name or position."""
     name = session.encode()
     if not 0 < len(name) <= MAX_NAME or not 0 < first_seq < 1 << 63:
         raise ValueError(f"no journal begins with session {session!r}, position {first_seq}")
@@ -77,7 +77,7 @@ def encode_header(session: str, first_seq: int) -> bytes:
 
 
 def decode_header(data: bytes) -> JournalHeader:
-    """Reads a header from the first bytes of a file. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+    """Decode a header from the first bytes of a file. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(data) < _HEADER.size:
         raise Corrupt(f"a journal of {len(data)} bytes has no header", offset=0, reason="truncated")
     magic, version, size, first_seq, name_length, zero, crc = _HEADER.unpack_from(data)
@@ -101,30 +101,30 @@ def decode_header(data: bytes) -> JournalHeader:
 
 
 class JournalFileWriter:
-    """Writes a journal file; also a context manager.
+    """Writer of a journal file; also a context manager.
 
-    Closing writes the trailer; a process that dies leaves a torn tail at most.
+    Closing writes the trailer; a process that is killed leaves a torn tail at most.
     """
 
     def __init__(self, path: str | os.PathLike[str], session: str, first_seq: int = 1) -> None:
-        """Creates ``path`` (mode 0600). Raises FileExistsError, OSError, ValueError."""
+        """Create ``path`` (mode 0600). Raises FileExistsError, OSError, ValueError."""
         header = encode_header(session, first_seq)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
         self._file.write(header)
         self.next_seq = first_seq
         self.records = 0
-        self.bytes = 0  #: of records
+        self.bytes = 0  #: bytes of records
         self._crc = 0
 
     def append(self, record: Record) -> None:
-        """One record. Raises ValueError if it does not follow the last one, OSError."""
+        """Append one record. Raises ValueError if it does not follow the last one, OSError."""
         self.append_packed((pack_record(record),), record.seq, 1)
 
     def append_packed(self, pieces: Any, first_seq: int, count: int) -> None:
-        """``count`` whole records as they stand on the wire, in pieces cut anywhere, the first being ``first_seq``.
+        """Append ``count`` whole records in their wire form, in pieces cut anywhere, the first being ``first_seq``.
 
-        The bytes are not looked into. Raises ValueError for a gap, OSError.
+        The bytes are not checked. Raises ValueError for a gap, OSError.
         """
         if first_seq != self.next_seq:
             raise ValueError(f"position {first_seq} does not follow {self.next_seq - 1}")
@@ -142,7 +142,7 @@ class JournalFileWriter:
             os.fsync(self._file.fileno())
 
     def close(self, durable: bool = False) -> None:
-        """Write the trailer and close, once; ``durable``: the disk has all of it first. Raises OSError."""
+        """Write the trailer and close, once; ``durable``: flush all of it to the disk before. Raises OSError."""
         if self._file.closed:
             return
         prefix = _TRAILER.pack(END_MAGIC, self.records, self.next_seq - 1, self.bytes, self._crc, 0)[:-4]
@@ -167,10 +167,10 @@ class JournalFileWriter:
 
 
 class JournalFileReader:
-    """Iterates over the records of a journal file, once; also a context manager.
+    """Iterator over the records of a journal file, once; also a context manager.
 
     Arguments and payloads are views into the piece read; copy what is kept.
-    After the last record ``complete``, ``torn_offset`` and ``torn_bytes`` say
+    After the last record ``complete``, ``torn_offset`` and ``torn_bytes`` describe
     how the file ends. Raises :class:`Corrupt` with the offset in the file.
     """
 
@@ -192,7 +192,7 @@ class JournalFileReader:
 
     @property
     def last_seq(self) -> int:
-        """The newest position read so far."""
+        """Newest position read so far."""
         return self.header.first_seq + self.records - 1
 
     def __iter__(self) -> Iterator[Record]:
@@ -223,7 +223,7 @@ class JournalFileReader:
             self.torn_offset, self.torn_bytes = reader.offset, reader.pending
 
     def _trailer_at(self) -> int | None:
-        """Where the trailer begins, if the last bytes are one."""
+        """Return the offset of the trailer, if the last bytes are one; else None."""
         at = self.size - _TRAILER.size
         if at < self.header.size:
             return None
@@ -235,13 +235,13 @@ class JournalFileReader:
         self._file.seek(at)
         _, records, last_seq, size, crc, _ = _TRAILER.unpack(self._file.read(_TRAILER.size))
         if (records, last_seq, size, crc) != (self.records, self.last_seq, at - self.header.size, self._crc):
-            raise Corrupt(f"the journal's trailer speaks of {records} records up to {last_seq}, {size} bytes; "
+            raise Corrupt(f"the journal's trailer records {records} calls up to {last_seq}, {size} bytes; "
                           f"here are {self.records} up to {self.last_seq}, {at - self.header.size} bytes",
                           offset=at, reason="trailer")
         self.complete = True
 
     def _zeros_from(self, offset: int) -> bool:
-        """Blocks that a crash left allocated but unwritten read as zeros, to the end."""
+        """Whether only zeros follow ``offset``, as in blocks that a crash left allocated but unwritten."""
         self._file.seek(offset)
         while piece := self._file.read(READ_SIZE):
             if piece.count(0) != len(piece):

@@ -1,14 +1,14 @@
 """The journal record: one wire call with its place in the journal (docs/developers/journal.md).
 
 :func:`pack` writes one; :class:`RecordReader` takes a byte stream cut anywhere
-and gives the records in it. The reader sits in the worker's applying loop, so
-it copies nothing that lies whole in the piece it was given: ``args`` and
+and returns the records in it. The reader is part of the worker's applying loop,
+so it copies nothing that lies whole in the piece it was given: ``args`` and
 ``payload`` are views into it.
 
-What is checked, and when: the lengths as soon as the header is there, the
-header's checksum as soon as the arguments are (before a payload is waited
-for), the payload's checksum and the padding last. Nothing is allocated for a
-length that a header merely claims.
+Order of the checks: the lengths as soon as the header has arrived, the
+header's checksum as soon as the arguments have (before a payload is waited
+for), the payload's checksum and the padding last. Nothing is allocated for the
+length in a header before that many bytes have arrived.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ZEROS = bytes(8)
 
 
 def padded(size: int) -> int:
-    """``size`` rounded up to a multiple of 8."""
+    """Round ``size`` up to a multiple of 8."""
     return (size + 7) & ~7
 
 
@@ -70,7 +70,7 @@ class Record:
 
 
 def pack(seq: int, call_id: int, args: Any, payload: Any = b"", thread: int = 0, flags: int = 0) -> bytes:
-    """The wire bytes of a record. Raises ValueError for what no reader would take."""
+    """Return the wire bytes of a record. Raises ValueError for values that readers refuse."""
     if flags & ~AWAITED or not 0 < seq < 1 << 64 or len(args) > MAX_ARGS or len(payload) > MAX_PAYLOAD:
         raise ValueError(f"no such record: seq {seq}, flags {flags}, {len(args)} + {len(payload)} bytes")
     prefix = _PREFIX.pack(MAGIC, call_id, flags, seq, thread, len(args), len(payload), crc32(payload))
@@ -79,23 +79,23 @@ def pack(seq: int, call_id: int, args: Any, payload: Any = b"", thread: int = 0,
 
 
 def pack_record(record: Record) -> bytes:
-    """:func:`pack` of a record's fields."""
+    """Return :func:`pack` of a record's fields."""
     return pack(record.seq, record.call_id, record.args, record.payload, record.thread, record.flags)
 
 
 def record_size(record: Record) -> int:
-    """Bytes of the record on the wire."""
+    """Return the size of the record on the wire, bytes."""
     return HEADER_SIZE + padded(len(record.args)) + padded(len(record.payload))
 
 
 class RecordReader:
-    """Turns pieces of a record stream into records.
+    """Parser that turns pieces of a record stream into records.
 
     ``offset``: stream offset of the next record, for error messages; give the
     constructor's ``offset`` when the stream begins elsewhere. With
     ``next_seq`` the numbers must follow on without a gap.
 
-    A reader that raised :class:`Corrupt` gives nothing any more.
+    A reader that raised :class:`Corrupt` returns no further records.
     """
 
     def __init__(self, offset: int = 0, next_seq: int | None = None) -> None:
@@ -103,17 +103,17 @@ class RecordReader:
         self.next_seq = next_seq
         self._pieces: list[bytes] = []
         self._held = 0  #: bytes in _pieces
-        self._need = 0  #: bytes that must be held before it is worth looking again
+        self._need = 0  #: bytes that must be held before parsing can go on
         self._error: Corrupt | None = None
         self._whole: tuple[int, int] | None = None  #: payload's length and checksum, when only the payload is missing
 
     @property
     def pending(self) -> int:
-        """Bytes of a record that has not arrived whole."""
+        """Bytes held of a record that has not arrived whole."""
         return self._held
 
     def feed(self, data: Any) -> Iterator[Record]:
-        """The records that ``data`` completes; take them all before the next call.
+        """Return the records that ``data`` completes; take them all before the next call.
 
         ``data`` must not change while records from it are in use. The iterator
         raises :class:`Corrupt` with offset and reason.
@@ -134,7 +134,7 @@ class RecordReader:
         return self._records(memoryview(data).cast("B") if not isinstance(data, memoryview) else data)
 
     def finish(self) -> None:
-        """The stream ended: raises :class:`Corrupt` if it did so inside a record."""
+        """Note the end of the stream. Raises :class:`Corrupt` if it ended inside a record."""
         if self._error is not None:
             raise self._error
         if self._held:
@@ -183,7 +183,7 @@ class RecordReader:
             yield Record(seq, call_id, args, payload, thread, flags)
 
     def _with_payload(self, data: Any) -> Iterator[Record]:
-        """``data`` is the payload of the record that is held up to there: it is not copied."""
+        """Complete the held record with ``data``, which is exactly its payload and is not copied."""
         assert self._whole is not None
         length, payload_crc = self._whole
         head = b"".join(self._pieces)

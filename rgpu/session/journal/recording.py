@@ -1,8 +1,8 @@
 """A recorded session on disk: one journal file, or a folder of successive ones (docs/developers/journal.md).
 
-What an agent leaves (``rgpu run --record``, a kept or spilled journal) is read
-here as one sequence of calls. Beside a recorded journal may stand its answers:
-text, a line ``POSITION DIGEST`` for each answer that the program was given.
+Files that an agent leaves (``rgpu run --record``, a kept or spilled journal) are
+read here as one sequence of calls. A recorded journal may have an answers file
+beside it: text, a line ``POSITION DIGEST`` for each answer that the program was given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ANSWER_FILE = 1 << 30  #: bytes
 
 @dataclass(slots=True)
 class RecordingReport:
-    """What :meth:`Recording.verify` found; every file is sound and they follow one another."""
+    """Result of :meth:`Recording.verify`: every file is sound, and they follow one another."""
 
     path: str
     session: str
@@ -40,7 +40,7 @@ class RecordingReport:
     complete: bool = False  #: the last file was closed with a trailer
     torn_offset: int | None = None  #: in the last file, where its torn tail begins
     torn_bytes: int = 0
-    answers: int = 0  #: digests of answers beside it
+    answers: int = 0  #: digests in the answers file
     files: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)  #: wire call → records
 
@@ -53,7 +53,9 @@ class Recording:
     """See the module docstring. Nothing is kept open between two uses."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises :class:`NotFound` without a journal there, :class:`Corrupt` for files that do not belong together."""
+        """Open the recording at ``path``. Raises :class:`NotFound` if it holds no journal, :class:`Corrupt` for files
+        that do not belong together.
+        """
         self.path = Path(path)
         if self.path.is_dir():
             found = sorted((_header(file).first_seq, file) for file in self.path.glob(f"*{SUFFIX}"))
@@ -72,7 +74,7 @@ class Recording:
                               offset=0, reason="session", path=str(file))
 
     def __iter__(self) -> Iterator[Record]:
-        """Every record in order, up to the last file's torn tail. Raises :class:`Corrupt`.
+        """Yield every record in order, up to the last file's torn tail. Raises :class:`Corrupt`.
 
         Arguments and payloads are views into the piece read; copy what is kept.
         """
@@ -110,7 +112,7 @@ class Recording:
         return report
 
     def answers(self) -> dict[int, bytes]:
-        """Digests of the answers that the program was given, by position; empty when none were recorded.
+        """Read the digests of the answers that the program was given, by position; empty when none were recorded.
 
         Raises :class:`Corrupt` with the offset of the first bad line; a torn last line is left out.
         """
@@ -131,7 +133,7 @@ class Recording:
 
 
 def parse_answers(data: bytes, path: str = "") -> dict[int, bytes]:
-    """The digests in an answers file. Raises :class:`Corrupt`."""
+    """Parse the digests in an answers file, by position. ``path``: for messages. Raises :class:`Corrupt`."""
     found: dict[int, bytes] = {}
     if len(data) > MAX_ANSWER_FILE:
         raise Corrupt(f"{path}: longer than {MAX_ANSWER_FILE} bytes", offset=MAX_ANSWER_FILE, reason="length")
@@ -147,7 +149,7 @@ def parse_answers(data: bytes, path: str = "") -> dict[int, bytes]:
 
 
 def answer_line(seq: int, digest: bytes) -> bytes:
-    """One line of an answers file."""
+    """Format one line of an answers file."""
     return b"%d %s\n" % (seq, digest.hex().encode())
 
 

@@ -1,4 +1,4 @@
-"""What a session consists of, as the calls that make it: live objects, graphs, module tables.
+"""Contents of a session, as the calls that make them: live objects, graphs, module tables.
 
 Pure: no sockets, no device.
 """

@@ -1,16 +1,16 @@
-"""Objects that a session's next owner makes before it owns anything: those that take long, and stay. Pure.
+"""Objects that a session's next owner makes before it takes over: those that take long to make, and last. Pure.
 
-Contexts, and the history of module loads: loading a framework's modules takes the better part of a second, and nothing
-else of a session does. A source that is to stand still sends them while it runs on (:func:`of`, :meth:`Ahead.encode`);
-the destination applies them (:meth:`Ahead.calls`). The state of the last pause then names their contents by number
-(:meth:`Ahead.shorten`, :meth:`Ahead.lengthen`), and what is left to apply is all else, in its order
+These are contexts and the history of module loads: loading a framework's modules takes most of a second, and no other
+objects take that long. The source of a move sends them while the session still runs (:func:`of`, :meth:`Ahead.encode`);
+the destination applies them (:meth:`Ahead.calls`). The state of the last pause then refers to their contents by number
+(:meth:`Ahead.shorten`, :meth:`Ahead.lengthen`), and the other calls are applied after it, in their order
 (:meth:`Ahead.rest`). That is safe because
 
 * the history of modules only grows: an unload meanwhile is a call of its own, behind the loads;
 * a setting that was replaced meanwhile is set again by the call that replaced it;
-* a context that is gone, with all that it left, cannot be taken back: then the move is.
+* the creation of a context that was destroyed meanwhile cannot be undone: then the move fails.
 
-Streams, events, mappings, allocations and graphs are made in the pause: they are quick, and come and go.
+Streams, events, mappings, allocations and graphs are made in the pause: they are made quickly and are short-lived.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Row(msgspec.Struct, array_like=True):
     thread: int
     flags: int
     args: bytes
-    payload: int  #: number of a module's contents, or −1
-    #: (name, address, size) of a module's variables; an older source does not tell
+    payload: int  #: number of a module binary, or −1
+    #: (name, address, size) of a module's variables; empty from an older source
     variables: tuple[tuple[str, int, int], ...] = ()
 
 
@@ -52,19 +52,20 @@ class _Body(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class Ahead:
-    """``contents``: of modules, once each; ``digests``: their BLAKE3, at the destination."""
+    """Objects to make ahead. ``contents``: module binaries, once each; ``digests``: their BLAKE3, at the destination.
+    """
 
     contents: list[bytes]
     rows: list[_Row]
     digests: tuple[bytes, ...] = ()
 
     def encode(self) -> bytes:
-        """Encode it as msgpack for the other worker."""
+        """Encode the objects as msgpack for the other worker."""
         return msgspec.msgpack.encode(_Body(self.contents, self.rows))
 
     @staticmethod
     def decode(data: Any) -> Ahead:
-        """Raises :class:`Corrupt` for anything but what :meth:`encode` makes."""
+        """Invert :meth:`encode`. Raises :class:`Corrupt` for anything else."""
         try:
             body = msgspec.msgpack.decode(data, type=_Body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -81,24 +82,27 @@ class Ahead:
         return Ahead(body.contents, body.rows, tuple(blake3.blake3(one).digest() for one in body.contents))
 
     def calls(self) -> list[Record]:
-        """Calls in the order to apply them."""
+        """Return the calls in the order in which they are applied."""
         return [Record(row.seq, row.call_id, row.args, self.contents[row.payload] if row.payload >= 0 else b"",
                        row.thread, row.flags) for row in self.rows]
 
     def variables(self) -> dict[int, tuple[GlobalVariable, ...]]:
-        """Where the variables of each module stand at the source, by the position of its load."""
+        """Return the variables of each module with their addresses at the source, by the position of its load."""
         return {row.seq: tuple(GlobalVariable(*each) for each in row.variables) for row in self.rows if row.variables}
 
     # -- the last pause ---------------------------------------------------------------
     def shorten(self, objects: dict[str, Any]) -> dict[str, Any]:
-        """Shorten :meth:`LiveObjects.to_dict` of the same objects, taken later: contents that the other side has as
-        numbers.
+        """Shorten :meth:`LiveObjects.to_dict` of the same objects, taken later: binaries that the other side has are
+        replaced by their numbers.
         """
         numbers = {id(one): number for number, one in enumerate(self.contents)}
         return {**objects, "payloads": [numbers.get(id(one), one) for one in objects["payloads"]]}
 
     def lengthen(self, objects: Any) -> tuple[dict[str, Any], list[bytes]]:
-        """The inverse, and the BLAKE3 of each, empty where it is not known. Raises :class:`Corrupt`."""
+        """Invert :meth:`shorten`; also return the BLAKE3 of each binary, empty where unknown.
+
+        Raises :class:`Corrupt`.
+        """
         try:
             given = list(objects["payloads"])
             whole = [self.contents[one] if type(one) is int and one >= 0 else one for one in given]
@@ -108,7 +112,9 @@ class Ahead:
         return {**objects, "payloads": whole}, digests
 
     def rest(self, calls: list[Record]) -> list[Record]:
-        """Structural calls that were not applied ahead. Raises :class:`RecoveryFailed`."""
+        """Return the structural calls that were not applied ahead. Raises :class:`RecoveryFailed` if a context that was
+        made ahead has been destroyed.
+        """
         wanted, made = {call.seq for call in calls}, {row.seq for row in self.rows}
         if gone := [row.seq for row in self.rows if row.call_id == _CONTEXT and row.seq not in wanted]:
             raise RecoveryFailed(f"the context of call {gone[0]} was destroyed while the session was being moved; "
@@ -117,7 +123,7 @@ class Ahead:
 
 
 def of(live: LiveObjects) -> Ahead:
-    """Take the objects of a session that applies no call at this moment. Contents are those of ``live``, not copies."""
+    """Take the objects of a session that applies no call meanwhile. Binaries are those of ``live``, not copies."""
     contents: list[bytes] = []
     numbers: dict[int, int] = {}
     rows: list[_Row] = []
@@ -126,11 +132,11 @@ def of(live: LiveObjects) -> Ahead:
         if call.call_id not in CALLS:
             continue
         if live.pending(call.seq):
-            break  # it takes place behind calls that are still to come
+            break  # it takes effect behind later calls
         number = -1
         if call.call_id == LOAD:
             if live.unanswered(call.seq):
-                break  # nobody knows whether it stays; what comes behind it is made in order
+                break  # it may still fail; the calls behind it are applied in order
             if (number := numbers.setdefault(id(call.payload), len(contents))) == len(contents):
                 contents.append(call.payload)
         rows.append(_Row(call.seq, call.call_id, call.thread, call.flags, call.args, number,

@@ -1,6 +1,6 @@
-"""CUDA arrays, and what texture and surface objects are made of, as they stand in calls: pure.
+"""CUDA arrays and the descriptions of texture and surface objects, as calls carry them: pure.
 
-An array's texels lie in memory of the session's (its address is the call's), level after level; a row's pitch is a
+An array's texels lie in memory of the session (at the address in the call), level after level; a row's pitch is a
 multiple of 32 bytes, a level begins at a multiple of 512. The layouts of the blobs: docs/developers/objects/arrays.md.
 """
 
@@ -14,7 +14,7 @@ from rgpu.session.errors import DeviceError
 INVALID_VALUE = 1
 ROW_ALIGNMENT, LEVEL_ALIGNMENT = 32, 512
 LAYERED, SURFACE_LDST, CUBEMAP = 0x01, 0x02, 0x04
-#: CUarray_format → (bytes of a channel, how it is read: "u", "s", "f")
+#: CUarray_format → (bytes of a channel, its type: "u" unsigned, "s" signed, "f" floating point)
 FORMATS: dict[int, tuple[int, str]] = {
     0x01: (1, "u"), 0x02: (2, "u"), 0x03: (4, "u"), 0x08: (1, "s"), 0x09: (2, "s"), 0x0A: (4, "s"),
     0x10: (2, "f"), 0x20: (4, "f"),
@@ -51,7 +51,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """Extents in elements, 0 for a dimension that it does not have; ``levels`` 0: not mipmapped."""
+    """Description of an array: extents in elements, 0 for a missing dimension; ``levels`` 0: not mipmapped."""
 
     width: int
     height: int
@@ -62,7 +62,7 @@ class ArrayShape:
     levels: int
 
     def check(self) -> None:
-        """Raises :class:`DeviceError` for a description that no array can have."""
+        """Check the values. Raises :class:`DeviceError` for a description that no array can have."""
         if self.format not in FORMATS or self.channels not in (1, 2, 4) or not 0 <= self.levels <= MOST_LEVELS \
                 or not 0 < self.width < MOST_EXTENT or max(self.height, self.depth) >= MOST_EXTENT:
             raise DeviceError(f"an array of {self.width} x {self.height} x {self.depth}, format {self.format:#x} x "
@@ -84,7 +84,7 @@ class ArrayShape:
         return bool(self.flags & (LAYERED | CUBEMAP))
 
     def layout(self) -> list[Level]:
-        """Where the levels lie."""
+        """Return the places of the levels in the array's memory."""
         found, offset = [], 0
         for level in range(max(1, self.levels)):
             width, height = max(1, self.width >> level), max(1, self.height >> level)
@@ -96,7 +96,7 @@ class ArrayShape:
 
     @property
     def size(self) -> int:
-        """Bytes of its memory."""
+        """Bytes of the array's memory."""
         last = self.layout()[-1]
         return last.offset + last.plane * last.slices
 
@@ -127,7 +127,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a texture or surface object reads: an array (by number), a level of one, or linear memory.
+    """Resource of a texture or surface object: an array (by number), a level of one, or linear memory.
 
     ``width``: of pitched memory in elements, of linear memory in bytes.
     """
@@ -144,7 +144,7 @@ class Resource:
 
     @staticmethod
     def decode(data: bytes) -> Resource:
-        """Raises :class:`DeviceError` for anything else."""
+        """Decode a resource description. Raises :class:`DeviceError` for an invalid one."""
         if len(data) != _RESOURCE.size:
             raise DeviceError(f"a resource description of {len(data)} bytes", INVALID_VALUE)
         found = Resource(*_RESOURCE.unpack(data))
@@ -171,7 +171,7 @@ class Sampling:
 
     @staticmethod
     def decode(data: bytes) -> Sampling:
-        """Raises :class:`DeviceError` for anything else."""
+        """Decode a texture description. Raises :class:`DeviceError` for an invalid one."""
         if len(data) != _SAMPLING.size:
             raise DeviceError(f"a texture description of {len(data)} bytes", INVALID_VALUE)
         v = _SAMPLING.unpack(data)
@@ -182,7 +182,7 @@ class Sampling:
         return found
 
     def encode(self) -> bytes:
-        """The structure's bytes."""
+        """Return the structure's bytes."""
         return _SAMPLING.pack(*self.address, self.filter, self.flags, self.anisotropy, self.mip_filter, self.bias,
                               self.least, self.most, *self.border)
 
@@ -202,7 +202,7 @@ class View:
 
     @staticmethod
     def decode(data: bytes) -> View:
-        """Raises :class:`DeviceError` for anything else."""
+        """Decode a view description. Raises :class:`DeviceError` for another length."""
         if len(data) != _VIEW.size:
             raise DeviceError(f"a view description of {len(data)} bytes", INVALID_VALUE)
         return View(*_VIEW.unpack(data))

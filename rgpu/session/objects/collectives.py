@@ -1,4 +1,4 @@
-"""Communicators and collectives as they stand in calls: pure. Layouts: docs/developers/objects/collectives.md.
+"""Communicators and collectives as calls carry them: pure. Layouts: docs/developers/objects/collectives.md.
 
 Values of types, reductions and results are those of ``nccl.h`` 2.32 (``ncclDataType_t``, ``ncclRedOp_t``).
 """
@@ -13,7 +13,7 @@ from enum import IntEnum
 from rgpu.session.errors import Corrupt
 
 UNIQUE_ID_BYTES = 128  #: NCCL_UNIQUE_ID_BYTES
-MOST_OPERATIONS = 16384  #: in one group: they stand in the arguments of one record, of 1 MiB at most
+MOST_OPERATIONS = 16384  #: in one group: they must fit into the arguments of one record, of 1 MiB at most
 MOST_RANKS = 1 << 16
 NO_PEER = -1
 
@@ -36,7 +36,7 @@ class Reduction(IntEnum):
 
 
 class Kind(IntEnum):
-    """What an operation of a group does."""
+    """Kind of an operation of a group."""
 
     (ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, SEND,
      RECEIVE) = range(10)
@@ -57,7 +57,7 @@ class Kind(IntEnum):
         return self in (Kind.SEND, Kind.RECEIVE)
 
     def extent(self, ranks: int, rank: int, root: int) -> tuple[int, int]:
-        """Elements, in units of the operation's count, that this rank (reads, writes)."""
+        """Return how many elements, in units of the operation's count, this rank (reads, writes)."""
         mine = rank == root
         return {
             Kind.ALL_REDUCE: (1, 1), Kind.REDUCE: (1, int(mine)), Kind.BROADCAST: (int(mine), 1),
@@ -74,10 +74,10 @@ _SCALAR_ON_DEVICE = 1
 class Operation:
     """One operation of a group. ``peer``: root, or the other rank of a send or receive; NO_PEER: neither.
 
-    ``count``: elements, as the function's argument of that name. ``scalar``: of PREMULSUM; the value's own bytes
-    (little-endian, in the low ones), or the device address of it where ``on_device``. ``number``: which of the rank's
-    collectives in that communicator it is, from 0 on, or which of its sends to (receives from) that peer. The client
-    counts, so a replay from any position, on any worker, gives an operation the number that it had.
+    ``count``: elements, as the function's argument of that name. ``scalar``: of PREMULSUM, the value's own bytes
+    (little-endian, in the low bytes), or its device address where ``on_device``. ``number``: the operation's index
+    among the rank's collectives in that communicator, from 0 on, or among its sends to (receives from) that peer. The
+    client counts, so a replay from any position, on any worker, gives an operation the same number.
     """
 
     kind: Kind
@@ -106,14 +106,14 @@ class Operation:
 
 
 def encode(operations: Sequence[Operation]) -> bytes:
-    """The blob ``operations`` of the call ``collective_group``."""
+    """Encode the blob ``operations`` of the call ``collective_group``."""
     return b"".join(_OPERATION.pack(
         op.kind, op.data_type, op.reduction, _SCALAR_ON_DEVICE * op.on_device, op.peer, op.communicator, op.stream,
         op.send, op.receive, op.count, op.scalar, op.number) for op in operations)
 
 
 def decode(data: bytes) -> list[Operation]:
-    """The inverse of :func:`encode`. Raises :class:`Corrupt`, also for values that no program can have given."""
+    """Invert :func:`encode`. Raises :class:`Corrupt`, also for values that no program can pass."""
     if not data or len(data) % _OPERATION.size or len(data) > MOST_OPERATIONS * _OPERATION.size:
         raise Corrupt(f"operations of a group: {len(data)} bytes", offset=0, reason="no whole number of operations")
     found = []
@@ -135,7 +135,7 @@ def decode(data: bytes) -> list[Operation]:
 
 
 def decode_members(data: bytes, ranks: int) -> list[str]:
-    """The session of each rank, of the blob ``members`` of the call ``communicator_create``: u16 length and UTF-8 each.
+    """Decode the blob ``members`` of the call ``communicator_create``: the session of each rank, u16 length and UTF-8.
 
     Empty where all ranks are in one session. Raises :class:`Corrupt`.
     """

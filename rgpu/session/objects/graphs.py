@@ -1,10 +1,10 @@
 """The nodes of executable graphs, as ``graph_instantiate`` and ``graph_exec_update`` carry them.
 
-A graph is the client's alone; what reaches a server is work on the device and
-the order of it. Payload of ``graph_instantiate``: u32 version 1, u32 nodes,
+Graphs exist in the client only; a server receives the work on the device and
+its order. Payload of ``graph_instantiate``: u32 version 1, u32 nodes,
 then each node. Payload of ``graph_exec_update``: u32 version 1, u32 changes,
-then for each u32 index and the node that takes that place, without
-dependencies: they stay as they are, and so does its type.
+then for each u32 index and the node that replaces that one, without
+dependencies, which stay as they are, as does the type.
 
 A node: u32 type (as CUgraphNodeType: 0 kernel, 1 copy, 2 memset, 5 empty, 13 conditional), u32
 flags (1: disabled), u32 count + that many u32 indexes of earlier nodes that it
@@ -23,9 +23,9 @@ cond.   u64 handle, u32 value, u32 flags (1: the handle has that value when a
         u32 bodies, then of each: u32 nodes, the nodes, as a graph of their own
 ======  ========================================================================
 
-A handle is the session's own number of a condition; kernels that set it get it in their parameters.
+A handle is the session's own number of a condition; kernels that set the condition receive it in their parameters.
 
-Readers treat the bytes as hostile: every count is checked before it is used.
+Readers treat the bytes as untrusted: every count is checked before it is used.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ KERNEL, COPY, MEMSET, EMPTY, CONDITIONAL = 0, 1, 2, 5, 13
 IF, WHILE, SWITCH = 0, 1, 2  #: CUgraphConditionalNodeType
 DISABLED = 1
 ATTRIBUTE_SIZE = 72
-#: The most that is read of one thing: parameters of a kernel (bytes) and launch attributes.
+#: Limits of a kernel node: bytes of parameters, number of launch attributes.
 MAX_PARAMETERS, MAX_ATTRIBUTES = 1 << 16, 64
-#: The deepest that conditional nodes are read in each other; the most bodies of one.
+#: Limits of conditional nodes: depth of nesting, bodies of one node.
 MAX_DEPTH, MAX_BODIES = 16, 1024
 
 _HEAD = struct.Struct("<II")
@@ -74,7 +74,7 @@ class KernelNode:
 
 @dataclass(frozen=True, slots=True)
 class CopyNode:
-    """Within device memory. ``plane``: bytes between two layers."""
+    """A node that copies within device memory. ``plane``: bytes between two layers."""
 
     destination: int
     destination_pitch: int
@@ -89,14 +89,14 @@ class CopyNode:
     disabled: bool = False
 
     def layers(self) -> list[tuple[int, int]]:
-        """(destination, source) of each layer."""
+        """Return (destination, source) of each layer."""
         return [(self.destination + z * self.destination_plane, self.source + z * self.source_plane)
                 for z in range(self.depth)]
 
 
 @dataclass(frozen=True, slots=True)
 class MemsetNode:
-    """``width`` counts elements of ``element`` bytes."""
+    """A node that sets memory to a value. ``width`` counts elements of ``element`` bytes."""
 
     destination: int
     pitch: int
@@ -118,7 +118,7 @@ class EmptyNode:
 
 @dataclass(frozen=True, slots=True)
 class ConditionalNode:
-    """A node that runs one of its bodies, again and again, or none, as a condition says when it is reached.
+    """A node that runs one of its bodies, once or repeatedly, or none, depending on a condition when it is reached.
 
     ``kind``: IF runs the first body for a condition that is not 0 and the second, where there is one, for 0; WHILE
     runs its body as long as the condition is not 0; SWITCH runs the body of that number.
@@ -133,7 +133,7 @@ class ConditionalNode:
     disabled: bool = False
 
     def chosen(self, condition: int) -> int | None:
-        """The body to run for this value of the condition; None: no more."""
+        """Return the index of the body to run for this value of the condition; None: no more."""
         if self.kind == SWITCH:
             return condition if condition < len(self.bodies) else None
         if condition:
@@ -145,7 +145,7 @@ Node = KernelNode | CopyNode | MemsetNode | EmptyNode | ConditionalNode
 
 
 def every(nodes: Sequence[Node]) -> Iterator[Node]:
-    """The nodes, and those in bodies of conditional ones at any depth."""
+    """Yield the nodes, and those in bodies of conditional ones at any depth."""
     for node in nodes:
         yield node
         if isinstance(node, ConditionalNode):
@@ -157,7 +157,7 @@ class _Reader:
     def __init__(self, data: Any) -> None:
         self.data = memoryview(data).cast("B")
         self.at = 0
-        self.depth = 0  #: of conditional nodes that are being read
+        self.depth = 0  #: nesting of conditional nodes at the present place
 
     def corrupt(self, reason: str) -> Corrupt:
         return Corrupt(f"graph nodes, byte {self.at}: {reason}", offset=self.at, reason=reason)
@@ -178,7 +178,7 @@ class _Reader:
         return found
 
     def count(self, least: int) -> int:
-        """How many entries of at least that many bytes follow."""
+        """Read how many entries of at least ``least`` bytes each follow."""
         version, number = self.take(_HEAD)
         if version != VERSION:
             raise self.corrupt(f"version {version}")
@@ -244,7 +244,7 @@ class _Reader:
 
 
 def decode(payload: Any) -> list[Node]:
-    """The nodes of ``graph_instantiate``; each depends on earlier ones only. Raises :class:`Corrupt`."""
+    """Decode the nodes of ``graph_instantiate``; each depends on earlier ones only. Raises :class:`Corrupt`."""
     reader = _Reader(payload)
     nodes = [reader.node(index) for index in range(reader.count(_NODE.size))]
     reader.end()
@@ -265,7 +265,7 @@ def decode_changes(payload: Any) -> dict[int, Node]:
 
 
 def apply_changes(nodes: Sequence[Node], changes: dict[int, Node]) -> list[Node]:
-    """The nodes after an update. Raises :class:`Corrupt` where an index or a type does not fit."""
+    """Return the nodes after an update. Raises :class:`Corrupt` where an index or a type does not match."""
     found = list(nodes)
     for index, node in changes.items():
         if index >= len(found) or type(node) is not type(found[index]):
@@ -276,7 +276,7 @@ def apply_changes(nodes: Sequence[Node], changes: dict[int, Node]) -> list[Node]
 
 
 def encode_node(node: Node) -> bytes:
-    """The bytes of one node."""
+    """Encode one node."""
     kind, body = _body(node)
     dependencies = struct.pack(f"<{len(node.dependencies)}I", *node.dependencies)
     return _NODE.pack(kind, DISABLED if node.disabled else 0, len(node.dependencies)) + dependencies + body
@@ -300,11 +300,11 @@ def _body(node: Node) -> tuple[int, bytes]:
 
 
 def encode(nodes: Sequence[Node]) -> bytes:
-    """The inverse of :func:`decode`."""
+    """Invert :func:`decode`."""
     return _HEAD.pack(VERSION, len(nodes)) + b"".join(map(encode_node, nodes))
 
 
 def encode_changes(changes: dict[int, Node]) -> bytes:
-    """The inverse of :func:`decode_changes`."""
+    """Invert :func:`decode_changes`."""
     return _HEAD.pack(VERSION, len(changes)) + b"".join(
         struct.pack("<I", index) + encode_node(replace(node, dependencies=())) for index, node in changes.items())

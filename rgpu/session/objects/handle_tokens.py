@@ -1,8 +1,8 @@
-"""Handles that other processes open, as the 64 bytes which programs carry from one to the other. Pure.
+"""Tokens: handles that other processes open, as the 64 bytes that programs pass to each other. Pure.
 
-Layout, little-endian: docs/developers/objects/shared-memory.md. A token names a session by a digest and shows that its
-holder was given it (``secret``); whether that is so, and whether the holder may have what it names, say the exporting
-session's worker and its daemon, never the token.
+Layout, little-endian: docs/developers/objects/shared-memory.md. A token names a session by a digest and proves by
+``secret`` that its holder was given it. The exporting session's worker and its daemon check the secret and the holder's
+permission; the token itself grants nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUM_BYTES = 8
 
 
 class TokenKind(IntEnum):
-    """What a token opens."""
+    """Kind of the object that a token opens."""
 
     MEMORY = 1
     EVENT = 2
@@ -32,8 +32,8 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``session``: :func:`session_digest` of its name. ``number``: the allocation's address, or the event's number;
-    ``size``: bytes of the allocation, 0 for an event."""
+    """Contents of a token. ``session``: :func:`session_digest` of its name. ``number``: the allocation's address, or
+    the event's number; ``size``: bytes of the allocation, 0 for an event."""
 
     kind: TokenKind
     secret: bytes
@@ -43,7 +43,7 @@ class Token:
 
 
 def session_digest(name: str) -> bytes:
-    """Eight bytes by which a token names a session."""
+    """Return the eight bytes by which a token names a session."""
     return blake3.blake3(b"rgpu ipc session " + name.encode()).digest(8)
 
 
@@ -56,7 +56,7 @@ def encode(token: Token) -> bytes:
 
 
 def decode(data: Any, kind: TokenKind) -> Token:
-    """Read what a program brought. Raises :class:`Corrupt` unless it is a whole token of that kind."""
+    """Decode a handle from a program. Raises :class:`Corrupt` unless it is a whole token of that kind."""
     found = bytes(data)
     if len(found) != SIZE:
         raise Corrupt(f"a handle of {len(found)} bytes instead of {SIZE}", reason="size")
@@ -69,7 +69,7 @@ def decode(data: Any, kind: TokenKind) -> Token:
 
 
 def session_of(data: bytes) -> bytes:
-    """The digest of the session that 64 bytes name, whatever else they say."""
+    """Return the digest of the session that a token of 64 bytes names; nothing else is checked."""
     return data[32:40]
 
 

@@ -1,30 +1,30 @@
 """The live objects of a session, as the calls that make them (SEMANTICS 12, 13).
 
-:class:`LiveObjects` is told every call that is applied and every answer, and
-keeps of them what a fresh device needs to get the same objects at the same
-addresses. Its size follows what is alive, plus the history of module loads.
+:class:`LiveObjects` receives every call that is applied and every answer, and
+keeps the part of them from which a fresh device makes the same objects at the
+same addresses. Its size is that of the live objects, plus the history of module loads.
 
 =============  ================================================================
-what           what is kept
+object         calls that are kept
 =============  ================================================================
 session_open   always
-context        create, last value of each limit, flags. When destroyed: gone
-               with its streams and events; kept, with the destroying call,
-               while a module was ever loaded into it
+context        create, last value of each limit, flags. A destroyed context is
+               dropped with its streams and events; if a module was ever loaded
+               into it, it is kept, with the destroying call
 module         every load that succeeded and every unload, for ever: they
-               decide addresses. Contents are held once each, by BLAKE3. Last
+               decide addresses. Binaries are held once each, by BLAKE3. Last
                value of each function attribute while it is loaded. An unload
-               beside an open host function takes place when none is open any
+               beside an open host function takes effect when none is open any
                more, in the journal's order: devices do the same
 stream, event  create
 mapping        the map call of every range that is still mapped, with the
                address that it was moved to
-alias          create, with the address that what it stands for was moved to
+alias          create, with the address to which its mapping was moved
 memory         allocate; ends with its own free, with the mapping below it, or
                with the last context
 host_memory    allocate
-array          create; behind allocations, since its memory is one
-texture        create, and the handle that the program holds; behind arrays
+array          create; after allocations, since its memory is one
+texture        create, and the handle that the program holds; after arrays
 communicator   create, of each rank
 graph_exec     instantiate, with the nodes as the updates left them; made again
                after everything else, since its nodes may name any of it
@@ -34,12 +34,12 @@ A call that the device refuses (a number in use, an unknown one) changes
 nothing here either. Ranges are not merged: a later unmap names them singly.
 
 =============  ================================================================
-module here    what it is
+Python module  contents
 =============  ================================================================
-object_table   which objects live, and what is kept of each
-object_calls   what each call does to them
+object_table   the live objects, and what is kept of each
+object_calls   the effect of each call on them
 structure      the calls that make them again, in their order
-live_format    how checkpoints and moves carry them
+live_format    their form in checkpoints and moves
 =============  ================================================================
 """
 
@@ -80,7 +80,7 @@ class LiveObjects:
 
     # -- events -----------------------------------------------------------------
     def apply(self, record: Record) -> None:
-        """A call is about to be applied. Raises :class:`Corrupt` if a call that matters here does not decode."""
+        """Enter a call that is about to be applied. Raises :class:`Corrupt` if a relevant call does not decode."""
         object_calls.apply(self._table, record)
 
     @property
@@ -93,7 +93,7 @@ class LiveObjects:
         self._table.position = position
 
     def answered(self, seq: int, result: int, reply: Any) -> None:
-        """A call was answered; only those that make objects matter. A failed one leaves nothing."""
+        """Enter an answer; only those to calls that make objects matter. A failed call leaves no object."""
         table = self._table
         if seq not in table.pending:
             item = table.objects.get(seq) if result else None
@@ -111,20 +111,20 @@ class LiveObjects:
 
     # -- questions --------------------------------------------------------------
     def structural_calls(self) -> list[Record]:
-        """Return the calls that make a fresh device hold these objects, in the order to apply them."""
+        """Return the calls that make these objects on a fresh device, in the order to apply them."""
         return structure.calls(self._table)
 
     def pending(self, seq: int) -> bool:
-        """Whether the call at that position is an unload that did not take place yet."""
+        """Whether the call at that position is an unload that has not taken effect yet."""
         return any(item.ended is not None and item.ended.seq == seq for item in self._table.unloads)
 
     @property
     def count(self) -> int:
-        """How many objects live."""
+        """Number of live objects."""
         return len(self._table.current)
 
     def inventory(self) -> list[tuple[str, int, bytes]]:
-        """(kind, number, digest of the calls that make it what it is) of every live object, sorted."""
+        """Return (kind, number, digest of the calls that it consists of) of every live object, sorted."""
         found = []
         for (kind, number), seq in sorted(self._table.current.items()):
             item = self._table.objects[seq]
@@ -141,11 +141,11 @@ class LiveObjects:
         return seq in self._table.pending
 
     def handles(self, kind: str) -> list[int]:
-        """Numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
+        """Return the numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
         return self._table.handles(kind)
 
     def mappings(self) -> list[Mapping]:
-        """The mapped ranges, by address."""
+        """List the mapped ranges by address."""
         found = []
         for (kind, _), seq in self._table.current.items():
             if kind == "mapping":
@@ -154,22 +154,22 @@ class LiveObjects:
         return sorted(found, key=lambda mapping: mapping.address)
 
     def module_history(self) -> list[tuple[int, int, bytes, bool]]:
-        """(position, module, BLAKE3 of the contents, still loaded) of every load, in order."""
+        """Return (position, module, BLAKE3 of the binary, still loaded) of every load, in order."""
         return [(seq, item.number, item.digest, item.ended is None)
                 for seq, item in sorted(self._table.objects.items()) if item.kind == "module"]
 
     def variables(self) -> dict[int, tuple[GlobalVariable, ...]]:
-        """Where the variables of each loaded module stand, by the position of its load."""
+        """Return the variables of each loaded module with their addresses, by the position of its load."""
         return {seq: item.answer.globals for seq, item in self._table.objects.items()
                 if item.kind == "module" and item.answer is not None and item.answer.globals}
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of module contents held."""
+        """Bytes of module binaries held."""
         return sum(map(len, self._table.contents.values()))
 
     def digest(self, seq: int) -> bytes:
-        """Return the BLAKE3 of the module binary that the load at position ``seq`` brought; empty for any other."""
+        """Return the BLAKE3 of the module binary of the load at position ``seq``; empty for any other call."""
         item = self._table.objects.get(seq)
         return b"" if item is None else item.digest
 
@@ -180,17 +180,17 @@ class LiveObjects:
 
     # -- checkpoints and moves ---------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Return the objects as checkpoints and moves carry them, for msgpack; contents of modules once each."""
+        """Return the objects as checkpoints and moves carry them, for msgpack; module binaries once each."""
         return live_format.to_dict(self._table)
 
     @staticmethod
     def from_dict(data: Any, digests: Sequence[bytes] = ()) -> LiveObjects:
-        """The inverse of :meth:`to_dict`. Raises :class:`Corrupt` for anything else.
+        """Invert :meth:`to_dict`. Raises :class:`Corrupt` for anything else.
 
-        ``digests``: of the payloads, those that the caller knows; empty ones it does not.
+        ``digests``: BLAKE3 of the payloads, empty where the caller does not have it.
         """
         return LiveObjects(live_format.from_dict(data, digests))
 
     def check(self) -> None:
-        """Invariants; raises AssertionError."""
+        """Check the invariants. Raises AssertionError."""
         self._table.check()

@@ -1,4 +1,4 @@
-"""How checkpoints and moves carry the live objects of a session: a dict for msgpack, contents of modules once each."""
+"""Form of the live objects of a session in checkpoints and moves: a dict for msgpack, module binaries once each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTANTIATE = BY_NAME["graph_instantiate"].id
 
 
 def to_dict(table: ObjectTable) -> dict[str, Any]:
-    """Return the objects as checkpoints and moves carry them, for msgpack; contents of modules once each."""
+    """Return the objects as checkpoints and moves carry them, for msgpack; module binaries once each."""
     digests = list(table.contents)
     index = {digest: number for number, digest in enumerate(digests)}
     calls, answers = [], []
@@ -38,9 +38,9 @@ def to_dict(table: ObjectTable) -> dict[str, Any]:
 
 
 def from_dict(data: Any, digests: Sequence[bytes] = ()) -> ObjectTable:
-    """The inverse of :func:`to_dict`. Raises :class:`Corrupt` for anything else.
+    """Invert :func:`to_dict`. Raises :class:`Corrupt` for anything else.
 
-    ``digests``: of the payloads, those that the caller knows; empty ones it does not.
+    ``digests``: BLAKE3 of the payloads, empty where the caller does not have it.
     """
     found = ObjectTable()
     try:
@@ -67,7 +67,7 @@ def _apply_row(table: ObjectTable, row: Any, payloads: list[bytes], digests: Seq
     seq, call_id, thread, flags, args, payload = row
     for value in (seq, call_id, thread, flags):
         _typed(value, int)
-    if call_id == _INSTANTIATE:  # its nodes are its own, and stand in the row
+    if call_id == _INSTANTIATE:  # its nodes are stored in the row itself
         if seq <= 0 or seq in table.objects:
             raise ValueError(f"call {call_id} at position {seq}")
         object_calls.apply(table, Record(seq, call_id, _typed(args, bytes), _typed(payload, bytes), thread, flags))

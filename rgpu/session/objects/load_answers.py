@@ -1,4 +1,4 @@
-"""What the load of a module answered, kept so that a replay of the load can be held against it (SEMANTICS 12)."""
+"""Answers of module loads, kept so that the answer of a replay can be compared with them (SEMANTICS 12)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOAD = BY_NAME["module_load"].id
 
 @dataclass(slots=True)
 class LoadAnswer:
-    """What a load answered, as far as a replay must answer it again."""
+    """The part of a load's answer that must be the same in a replay."""
 
     functions: int
     globals_digest: bytes
@@ -44,7 +44,7 @@ def differs(seq: int, module: int, before: LoadAnswer, result: int, reply: Any) 
 
 
 def load_answer(reply: Any) -> LoadAnswer:
-    """What has to be kept of the encoded reply arguments of a load that succeeded. Raises :class:`Corrupt`."""
+    """Extract from the encoded reply arguments of a successful load what is kept. Raises :class:`Corrupt`."""
     table = module_table.decode(decoders.decode_reply(LOAD, reply).table)
     places = module_table.encode(module_table.ModuleTable((), table.globals))
     return LoadAnswer(len(table.functions), blake3.blake3(places).digest(), table.globals)

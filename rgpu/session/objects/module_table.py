@@ -1,8 +1,8 @@
-"""The module table: what a load answers, enough for every later question (docs/developers/modules.md).
+"""The module table: the answer of a load, sufficient for every later query (docs/developers/modules.md).
 
 u32 functions, each: u16 length + name, u32 parameters, each (u32 offset, u32
 size), 16 × i32 attributes; u32 globals, each: u16 length + name, u64 address,
-u64 size, of which bit 63 says that it is managed memory (``__managed__``).
+u64 size, with bit 63 set for managed memory (``__managed__``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAIR = Struct("<II")
 _ATTRIBUTES = Struct(f"<{ATTRIBUTES}i")
 _PLACE = Struct("<QQ")
 _MANAGED = 1 << 63
-#: Shortest encodings, so that a count is believable before anything is allocated for it.
+#: Shortest encodings, for checking a count before anything is allocated for it.
 _LEAST_FUNCTION = U16.size + U32.size + _ATTRIBUTES.size
 _LEAST_GLOBAL = U16.size + _PLACE.size
 
@@ -41,19 +41,19 @@ class GlobalVariable:
     name: str
     address: int
     size: int
-    managed: bool = field(default=False, compare=False)  #: what is kept of a load speaks of places only
+    managed: bool = field(default=False, compare=False)  #: not compared: answers of loads are kept without it
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTable:
-    """What a load returns to the client: enough to answer every later question."""
+    """Table that a load returns to the client, sufficient to answer every later query."""
 
     functions: tuple[FunctionInfo, ...]
     globals: tuple[GlobalVariable, ...]
 
 
 def encode(table: ModuleTable) -> bytes:
-    """The table's bytes. Raises ValueError for a value that does not fit its field."""
+    """Encode a table. Raises ValueError for a value that does not fit its field."""
     try:
         parts = [U32.pack(len(table.functions))]
         for function in table.functions:
@@ -72,7 +72,7 @@ def encode(table: ModuleTable) -> bytes:
 
 
 def decode(data: Any) -> ModuleTable:
-    """The inverse of :func:`encode`. Raises :class:`Corrupt` with the offset."""
+    """Invert :func:`encode`. Raises :class:`Corrupt` with the offset."""
     reader = FieldReader(data, "module table")
     functions = tuple(_function(reader) for _ in range(reader.count(_LEAST_FUNCTION)))
     variables = tuple(_variable(reader) for _ in range(reader.count(_LEAST_GLOBAL)))

@@ -1,7 +1,7 @@
-"""What each call does to the objects of a session: one function for each, and the table of them.
+"""Effect of each call on the objects of a session: one function for each call, and the table of them.
 
-A call that is in :data:`HANDLERS` makes, changes or ends an object; others leave nothing behind, but host functions,
-which unloads wait for.
+A call in :data:`HANDLERS` makes, changes or ends an object. Others leave no object; host functions are tracked, since
+unloads wait for them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host
 
 
 def apply(table: ObjectTable, record: Record, digest: bytes = b"") -> None:
-    """Apply a call to the table. Raises :class:`Corrupt` if a call that matters here does not decode.
+    """Apply a call to the table. Raises :class:`Corrupt` if a relevant call does not decode.
 
-    ``digest``: the BLAKE3 of the module that it loads, where it is known.
+    ``digest``: the BLAKE3 of the module binary that it loads, where it is known.
     """
     table.position = record.seq
     table.furthest = max(table.furthest, record.seq)
@@ -95,7 +95,7 @@ def _memory_unalias(table: ObjectTable, record: Record, args: Any) -> None:
 
 
 def _memory_move(table: ObjectTable, record: Record, args: Any) -> None:
-    """Into the creating calls at once: a fresh device maps it where it stands now."""
+    """Change the creating calls at once: a fresh device then maps the memory at its present address."""
     item = table.live("mapping", args.address)
     if item is None or table.current.keys() & {("mapping", args.to), ("alias", args.to)}:
         return
@@ -186,7 +186,7 @@ def _graph_instantiate(table: ObjectTable, record: Record, args: Any) -> None:
 
 
 def _graph_exec_update(table: ObjectTable, record: Record, args: Any) -> None:
-    """Into the creating call at once: what stays is one call, however often a graph is updated."""
+    """Change the creating call at once: one call is kept, however often a graph is updated."""
     changes = graphs.decode_changes(record.payload)
     if item := table.live("graph_exec", args.exec):
         item.nodes = graphs.apply_changes(item.nodes, changes)
@@ -215,12 +215,12 @@ def _host_allocate(table: ObjectTable, record: Record, args: Any) -> None:
 
 
 def _destroy_simple(table: ObjectTable, record: Record, args: Any) -> None:
-    """Streams, events and pinned memory: the first argument names them."""
+    """End a stream, an event, pinned memory, …: any object that the first argument names."""
     if item := table.live(BY_ID[record.call_id].object_kind or "", args[0]):
         table.forget(item)
 
 
-#: call id → what it does here; calls that leave nothing behind are not in it.
+#: call id → its effect on the table; calls that leave no object are not in it.
 HANDLERS: dict[int, Callable[[ObjectTable, Record, Any], None]] = {
     BY_NAME[name].id: handler for name, handler in {
         "session_open": _session_open,

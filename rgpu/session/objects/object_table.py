@@ -1,7 +1,7 @@
 """The objects of a session, live or still needed, and what is kept of each: the state behind :class:`LiveObjects`.
 
-:class:`ObjectTable` knows objects, their contexts and the contents of modules; it knows no calls: what each of them
-does to the table stands in :mod:`rgpu.session.objects.object_calls`.
+:class:`ObjectTable` holds objects, their contexts and module binaries. The effects of calls on it are defined in
+:mod:`rgpu.session.objects.object_calls`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rgpu.session.objects import graphs
 from rgpu.session.objects.load_answers import LOAD, LoadAnswer
 
 _UNLOAD = BY_NAME["module_unload"].id
-_PENDING = 2**63  #: the place of an unload that did not take place yet: behind everything
+_PENDING = 2**63  #: the place of an unload that has not taken effect yet: behind everything
 KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
 
 
@@ -34,44 +34,44 @@ class LiveObject:
     parent: int | None = None  #: position of its context's creating call
     settings: dict[Any, Record] = field(default_factory=dict)
     ended: Record | None = None
-    ended_at: int = 0  #: behind the call at this position: where ``ended`` took place; _PENDING: not yet
-    digest: bytes = b""  #: of a module's contents
+    ended_at: int = 0  #: ``ended`` took effect behind the call at this position; _PENDING: not yet
+    digest: bytes = b""  #: BLAKE3 of a module binary
     answer: LoadAnswer | None = None
-    nodes: list[graphs.Node] = field(default_factory=list)  #: of an executable graph
+    nodes: list[graphs.Node] = field(default_factory=list)  #: nodes of an executable graph
     children: set[int] = field(default_factory=set)
 
     @property
     def args(self) -> Any:
-        """Decode the arguments of the call that made it."""
+        """Decoded arguments of the call that made the object."""
         return decoders.decode(self.created.call_id, self.created.args)
 
     def replace_args(self, args: Any) -> None:
-        """Let the call that made it have other arguments, in a record of its own: the old one may be held elsewhere."""
+        """Replace the arguments of the call that made the object, in a new record: the old one may be in use."""
         old = self.created
         self.created = Record(old.seq, old.call_id, decoders.encode_args(old.call_id, **args._asdict()), old.payload,
                               old.thread, old.flags)
 
     @property
     def is_library(self) -> bool:
-        """Whether it is a module that was loaded as a library, which outlives its context."""
+        """Whether the object is a module that was loaded as a library, which outlives its context."""
         return bool(decoders.decode(LOAD, self.created.args).library)
 
 
 class ObjectTable:
-    """The objects of a session and what they were made of. Not locked."""
+    """The objects of a session, with the calls and binaries that they consist of. Not locked."""
 
     def __init__(self) -> None:
-        self.position = 0  #: of the last call applied
+        self.position = 0  #: position of the last call applied
         self.furthest = 0  #: position of the last call in the journal's order; rows of a checkpoint may be behind it
         self.opened: Record | None = None  #: the call that opened the session
         self.objects: dict[int, LiveObject] = {}  #: by position of the creating call
         self.current: dict[tuple[str, int], int] = {}  #: (kind, number) → position; live ones only
-        self.contexts = 0  #: live ones
+        self.contexts = 0  #: number of live contexts
         self.aliases: dict[int, set[int]] = {}  #: address of a mapping → addresses of its aliases
-        self.contents: dict[bytes, bytes] = {}  #: of modules, by their BLAKE3
+        self.contents: dict[bytes, bytes] = {}  #: module binaries, by their BLAKE3
         self.pending: set[int] = set()  #: loads without an answer
-        self.functions: set[int] = set()  #: host functions that did not return yet
-        self.unloads: list[LiveObject] = []  #: that take place when none is open
+        self.functions: set[int] = set()  #: host functions that have not returned yet
+        self.unloads: list[LiveObject] = []  #: unloads that take effect when no host function is open
         self._starts: list[int] = []  #: addresses of live memory, sorted
         self._content_uses: Counter[bytes] = Counter()
 
@@ -82,18 +82,18 @@ class ObjectTable:
         return None if seq is None else self.objects[seq]
 
     def handles(self, kind: str) -> list[int]:
-        """Numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
+        """Return the numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
         if kind not in KINDS:
             raise KeyError(kind)
         return sorted(number for name, number in self.current if name == kind)
 
     def memory_in(self, address: int, size: int) -> list[int]:
-        """Addresses of the allocations that begin in a range, in order."""
+        """Return the addresses of the allocations that begin in a range, in order."""
         return self._starts[bisect_left(self._starts, address):bisect_left(self._starts, address + size)]
 
     # -- creating and ending ------------------------------------------------------
     def create(self, kind: str, number: int, record: Record, context: int | None = None) -> LiveObject | None:
-        """Add an object and return it; None if the number is in use: the device refuses it then."""
+        """Add an object and return it; None if the number is in use: then the device refuses the call, too."""
         if (kind, number) in self.current:
             return None
         parent = None if context is None else self.current.get(("context", context))
@@ -105,7 +105,7 @@ class ObjectTable:
         return item
 
     def forget(self, item: LiveObject) -> None:
-        """Drop an object and, when it was the last reason to keep a dead context, that too."""
+        """Drop an object and, if it was the last one for which a destroyed context is kept, that context."""
         seq = item.created.seq
         del self.objects[seq]
         if self.current.get((item.kind, item.number)) == seq:
@@ -123,13 +123,13 @@ class ObjectTable:
                 self.forget(parent)
 
     def end_context(self, item: LiveObject, record: Record) -> None:
-        """Let a context be gone, with all of it but the modules, whose history decides addresses."""
+        """End a context and all its objects except the modules, whose history decides addresses."""
         del self.current["context", item.number]
         self.contexts -= 1
         item.ended, item.ended_at = kept(record), self.furthest
         for seq in sorted(item.children):
             child = self.objects[seq]
-            if child in self.unloads and not child.is_library:  # it goes with its context, before it
+            if child in self.unloads and not child.is_library:  # it is unloaded with its context, before that
                 child.ended_at = self.furthest
                 self.unloads.remove(child)
             if child.kind != "module":
@@ -149,20 +149,20 @@ class ObjectTable:
             insort(self._starts, address)
 
     def end_memory(self, address: int) -> None:
-        """Forget a live allocation, and that other sessions may map it."""
+        """Drop a live allocation and its export to other sessions."""
         if exported := self.live("export", address):
             self.forget(exported)
         self.forget(self.objects[self.current["memory", address]])
         del self._starts[bisect_left(self._starts, address)]
 
     def end_memory_in(self, address: int, size: int) -> None:
-        """Forget the allocations that begin in a range."""
+        """Drop the allocations that begin in a range."""
         for number in self.memory_in(address, size):
             self.end_memory(number)
 
     # -- modules --------------------------------------------------------------------
     def hold_contents(self, item: LiveObject, payload: Any, digest: bytes = b"") -> None:
-        """Keep what a module was loaded from, once for all loads of it; ``digest``: its BLAKE3, where it is known."""
+        """Keep a module binary, once for all loads of it; ``digest``: its BLAKE3, where it is known."""
         item.digest = digest or blake3.blake3(payload).digest()
         if item.digest not in self.contents:
             self.contents[item.digest] = bytes(payload)
@@ -170,7 +170,7 @@ class ObjectTable:
         item.created.payload = self.contents[item.digest]
 
     def end_module(self, item: LiveObject, record: Record) -> None:
-        """Note the end of a live module: an unload beside an open host function takes place later."""
+        """Note the end of a live module: an unload beside an open host function takes effect later."""
         item.ended, item.ended_at = kept(record), self.furthest
         if self.functions and record.call_id == _UNLOAD:
             item.ended_at = _PENDING
@@ -181,7 +181,7 @@ class ObjectTable:
             item.answer.globals = None
 
     def host_function_returned(self, call: int, position: int) -> None:
-        """Note that the host function of a call returned: with the last open one, unloads that waited take place."""
+        """Note that the host function of a call returned: after the last open one, waiting unloads take effect."""
         self.functions.discard(call)
         if not self.functions:
             for item in self.unloads:
@@ -190,7 +190,7 @@ class ObjectTable:
 
     # -- invariants -----------------------------------------------------------------
     def check(self) -> None:
-        """Check what holds between calls. Raises :class:`AssertionError`."""
+        """Check the invariants that hold between calls. Raises :class:`AssertionError`."""
         assert self.contexts == len(self.handles("context"))
         assert self._starts == self.handles("memory")
         assert set(self._content_uses) == set(self.contents)
@@ -203,13 +203,14 @@ class ObjectTable:
             assert item.parent is None or seq in self.objects[item.parent].children, "a child without its context"
             assert item.parent is None or item.parent < seq, "a child older than its context"
             assert all(self.objects[child].parent == seq for child in item.children)
-            assert all(seq < record.seq <= self.position for record in item.settings.values()), "a setting out of its time"
+            assert all(seq < record.seq <= self.position for record in item.settings.values()), \
+                "a setting out of its time"
             if item.ended is not None:
                 assert seq < item.ended.seq <= self.position, "an end out of its time"
-                assert item.kind == "module" or (item.kind == "context" and item.children), "a dead object nobody needs"
+                assert item.kind == "module" or (item.kind == "context" and item.children), "a dead object without use"
             assert (item.answer is None) == (item.kind != "module" or seq in self.pending)
 
 
 def kept(record: Record) -> Record:
-    """Return a record of its own, without the payload: the one given may be a view into a buffer that goes away."""
+    """Return a copy of a record without the payload: the given one may be a view into a buffer that is freed."""
     return Record(record.seq, record.call_id, bytes(record.args), b"", record.thread, record.flags)

@@ -1,12 +1,11 @@
-"""When the device did the work of one call: what a ``timed`` call is answered with.
+"""Times at which the device did the work of one call: the answer of a ``timed`` call.
 
-Times are ns of the monotonic clock of the worker that executed the work. ``clock`` names that clock, so that a
-program's side which was moved meanwhile knows which one is meant; ``received`` and ``answered`` are readings of it
-when the call was applied and when the answer was made, from which the program's side estimates its offset as NTP does
-(RFC 5905, section 8).
+Times are ns of the monotonic clock of the worker that executed the work. ``clock`` identifies that clock, for a
+session that is moved between two such calls; ``received`` and ``answered`` are readings of it when the call was applied
+and when the answer was made, from which the program's side estimates its offset as NTP does (RFC 5905, section 8).
 
 ========  ======  ====================================================================================
-offset    type    what
+offset    type    field
 ========  ======  ====================================================================================
 0         u64     clock
 8         i64     received
@@ -34,7 +33,7 @@ assert _HEAD.size == 32 and _SPAN.size == 88
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work. ``kind`` CALL: the call's own, whose form the program's side knows."""
+    """One piece of work. ``kind`` CALL: that of the call itself, whose grid and sizes the program's side has."""
 
     kind: int
     start: int  #: ns
@@ -45,11 +44,11 @@ class Span:
     block: tuple[int, int, int] = (0, 0, 0)
     shared: int = 0  #: dynamic shared memory, bytes
     bytes: int = 0
-    value: int = 0  #: of a memset
+    value: int = 0  #: value of a memset
 
 
 def encode(clock: int, received: int, answered: int, spans: Sequence[Span]) -> bytes:
-    """The bytes of the table in the module docstring."""
+    """Encode times in the layout of the module docstring."""
     parts = [_HEAD.pack(clock, received, answered, len(spans), 0)]
     parts += [_SPAN.pack(s.kind, s.function, s.module, *s.grid, *s.block, s.shared, s.value & 0xFFFFFFFF, s.bytes,
                          s.start, s.end, 0, 0) for s in spans]
@@ -57,7 +56,7 @@ def encode(clock: int, received: int, answered: int, spans: Sequence[Span]) -> b
 
 
 def decode(data: bytes) -> tuple[int, int, int, list[Span]]:
-    """(clock, received, answered, spans). Raises :class:`Corrupt`."""
+    """Decode (clock, received, answered, spans). Raises :class:`Corrupt`."""
     if len(data) < _HEAD.size:
         raise Corrupt("times of a call: cut short", offset=len(data), reason="times")
     clock, received, answered, count, _ = _HEAD.unpack_from(data)

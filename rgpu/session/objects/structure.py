@@ -1,4 +1,4 @@
-"""The calls that make a fresh device hold the objects of a session, in the order to apply them."""
+"""The structural calls: those that make the objects of a session on a fresh device, in the order to apply them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from rgpu.session.journal.record import Record
 from rgpu.session.objects import graphs
 from rgpu.session.objects.object_table import ObjectTable
 
-#: call id → when it comes; others come first
+#: call id → its place in the order; others come first
 _LATE = {BY_NAME["memory_allocate"].id: 1, BY_NAME["array_create"].id: 2, BY_NAME["texture_create"].id: 3,
          BY_NAME["texture_place"].id: 3, BY_NAME["graph_instantiate"].id: 4}
 
 
 def calls(table: ObjectTable) -> list[Record]:
-    """Return them in that order.
+    """Return the structural calls in the order to apply them.
 
-    That is the order of the journal, unloads where they took place, but for allocations, which come last: a device may
-    free memory when it loses what happens to be its last context, and contexts that left no trace are not replayed.
-    Behind them come arrays; textures by their handles, as drivers give them; executable graphs: an update may name what
-    was made after them.
+    That is the order of the journal, with unloads where they took effect, except for allocations, which follow all
+    those: a device may free memory when its last context is destroyed, and contexts that left no trace are not
+    replayed. Arrays follow allocations; then textures, in the order of their handles, as drivers assign them; then
+    executable graphs: an update may name objects that were made after the graph.
     """
     found: dict[int, Record] = {table.opened.seq: table.opened} if table.opened else {}
-    #: position of a call that comes elsewhere → (where, its turn there)
+    #: position of a call with another place in the order → (that place, its rank there)
     ends: dict[int, tuple[int, int]] = {}
     for item in list(table.objects.values()):
         if item.kind == "graph_exec" and not item.created.payload:

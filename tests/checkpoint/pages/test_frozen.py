@@ -119,7 +119,7 @@ def test_a_device_that_runs_is_noticed(device: FakeDevice, monkeypatch: pytest.M
         return real(pages, staging, key)
 
     monkeypatch.setattr(device, "copy_and_hash", writes_meanwhile)
-    with pytest.raises(DeviceError, match="changed during the cut"):
+    with pytest.raises(DeviceError, match="changed during the snapshot"):
         freeze(device, PageTable(KEY), reserve=0)
     assert not device.blocks, "what was staged is given back"
 

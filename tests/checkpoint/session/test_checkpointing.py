@@ -249,7 +249,7 @@ def test_a_store_that_takes_nothing_does_not_hold_the_session(tmp_path: Path, mo
             go.set()  # the session runs; only now the store comes back
 
     session.stand_still = stand_still  # type: ignore[method-assign]
-    with pytest.raises(StoreUnreachable, match="stood still"):
+    with pytest.raises(StoreUnreachable, match="was paused"):
         session.checkpoint(CheckpointStore(FailingBlobs(inner.blobs, hangs)), "first", staging=1 << 20)
     assert running_again and all(running_again) and inner.names() == {}
 

@@ -33,7 +33,7 @@ def test_what_contradicts_the_others_is_refused_by_name() -> None:
     record = arrive(None, 0)
     with pytest.raises(Refused, match="rank 0 has come already, from session train/0"):
         arrive(record, 0, "other")
-    with pytest.raises(Refused, match="wants a communicator of 4 ranks, others said 3"):
+    with pytest.raises(Refused, match="asks for a communicator of 4 ranks, others gave 3"):
         arrive(record, 1, ranks=4)
     with pytest.raises(NotPermitted, match="another user's"):
         arrive(record, 1, user="bob")

@@ -509,7 +509,7 @@ def test_an_untroubled_session_asks_now_and_then_who_the_nodes_are(
         pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_nodes, "REFRESH_SECONDS", 0.5)
     shim = start(agent)
-    pool.move(before=lambda: eventually(lambda: agent.desk.nodes.endpoints[0] == pool.endpoints[0]))
+    pool.move(before=lambda: eventually(lambda: agent.requests.nodes.endpoints[0] == pool.endpoints[0]))
     pool.sessions["heat"].kill()
     second = pool.sessions["heat"] = FakeWorker(pool, 2)
     awaited = busy(shim, 40)
@@ -524,7 +524,7 @@ def test_the_worker_tells_where_its_node_answers(pool: FakePool, agent: Agent) -
     first.notice("control", address="tcp://127.0.0.1:1", public="x" * 40)  # of a node that nobody knows
     pool.move()
     first.notice("control", address=pool.endpoints[0].address, public=pool.endpoints[0].public)
-    eventually(lambda: agent.desk.nodes.endpoints == pool.endpoints)
+    eventually(lambda: agent.requests.nodes.endpoints == pool.endpoints)
     first.kill()
     pool.sessions["heat"] = FakeWorker(pool, 2)
     awaited = busy(shim, 40)

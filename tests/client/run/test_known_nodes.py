@@ -11,7 +11,7 @@ import pytest
 
 from rgpu.client.run import known_nodes
 from rgpu.client.run.known_nodes import LEAST, PAUSES, REFRESH_SECONDS, KnownNodes
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.pool_requests import PoolRequests
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import AuthenticationFailed, Corrupt, NotFound, PoolUnavailable, Refused
 
@@ -126,21 +126,21 @@ class PoolClient:
         pass
 
 
-def desk_of(pool: Pool, known: list[Endpoint], described: list[Endpoint]) -> Desk:
-    return Desk(KeyPair.create("user", "u"), known, pool.client, lambda: list(described))
+def desk_of(pool: Pool, known: list[Endpoint], described: list[Endpoint]) -> PoolRequests:
+    return PoolRequests(KeyPair.create("user", "u"), known, pool.client, lambda: list(described))
 
 
 def test_the_pool_is_found_at_what_its_description_names_now() -> None:
     pool, described = Pool(), [at("a", 1), at("b", 1)]
-    desk = desk_of(pool, list(described), described)
+    requests = desk_of(pool, list(described), described)
     with pytest.raises(PoolUnavailable):
-        desk.call("pool.ping", {})
+        requests.call("pool.ping", {})
     described[:] = [at("a", 2), at("b", 2)]
     pool.nodes = {at("a", 2): pool.names_all, at("b", 2): pool.names_all}
-    desk.call("pool.ping", {})
-    assert desk.nodes.endpoints[:2] == [at("a", 2), at("b", 2)]
+    requests.call("pool.ping", {})
+    assert requests.nodes.endpoints[:2] == [at("a", 2), at("b", 2)]
     pool.asked.clear()
-    desk.call("pool.ping", {})
+    requests.call("pool.ping", {})
     assert pool.asked == [at("a", 2)], "nobody is asked at the old addresses any more"
 
 
@@ -148,9 +148,9 @@ def test_a_reply_counts_more_than_the_description_that_led_to_it() -> None:
     """A copied description may be right of one node and wrong of another."""
     pool = Pool()
     pool.nodes = {at("a", 3): pool.names_all, at("b", 2): pool.names_all}
-    desk = desk_of(pool, [at("a", 1)], [at("a", 2), at("b", 2)])
-    desk.call("pool.ping", {})
-    assert desk.nodes.endpoints == [at("a", 3), at("b", 2)]
+    requests = desk_of(pool, [at("a", 1)], [at("a", 2), at("b", 2)])
+    requests.call("pool.ping", {})
+    assert requests.nodes.endpoints == [at("a", 3), at("b", 2)]
 
 
 def test_an_error_that_a_node_answers_with_says_where_it_is() -> None:
@@ -159,10 +159,10 @@ def test_an_error_that_a_node_answers_with_says_where_it_is() -> None:
 
     pool = Pool()
     pool.nodes = {at("a", 2): refuse}
-    desk = desk_of(pool, [at("a", 1)], [at("a", 2)])
+    requests = desk_of(pool, [at("a", 1)], [at("a", 2)])
     with pytest.raises(Refused):
-        desk.call("session.create", {})
-    assert at("a", 2) in desk.nodes.endpoints
+        requests.call("session.create", {})
+    assert at("a", 2) in requests.nodes.endpoints
 
 
 def test_another_service_at_an_old_port_is_not_taken_for_the_pool() -> None:
@@ -171,8 +171,8 @@ def test_another_service_at_an_old_port_is_not_taken_for_the_pool() -> None:
 
     pool = Pool()
     pool.nodes = {at("a", 1): not_let_in, at("a", 2): lambda: {"host": "a"}}
-    desk = desk_of(pool, [at("a", 1)], [at("a", 2)])
-    assert desk.call("pool.ping", {}) == {"host": "a"}
+    requests = desk_of(pool, [at("a", 1)], [at("a", 2)])
+    assert requests.call("pool.ping", {}) == {"host": "a"}
 
 
 def test_a_description_asked_in_vain_hides_nothing_that_a_known_node_said() -> None:
@@ -181,10 +181,10 @@ def test_a_description_asked_in_vain_hides_nothing_that_a_known_node_said() -> N
 
     pool = Pool()
     pool.nodes = {at("a", 1): went_back}
-    desk = desk_of(pool, [at("a", 1)], [at("a", 2)])
+    requests = desk_of(pool, [at("a", 1)], [at("a", 2)])
     for _ in range(2):
         with pytest.raises(PoolUnavailable, match="went back"):
-            desk.call("pool.ping", {})
+            requests.call("pool.ping", {})
     assert pool.asked.count(at("a", 2)) == 1, "it was asked again at once"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rgpu.client.run.pool_clock import PoolClock
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.pool_requests import PoolRequests
 from rgpu.client.session.attachment import Owner
 from rgpu.link.data import proofs, tickets
 from rgpu.link.keys import KeyPair
@@ -30,11 +30,11 @@ def test_tickets_are_made_and_renewed_by_the_pools_time() -> None:
     ahead = time.time() + 5400
     granted = tickets.issue(bytes(32), "heat", AGENT.public, "calls", now=ahead)
     answer = {"time": ahead, "ticket": granted.ticket, "secret": granted.secret, "expires": granted.expires}
-    desk = Desk(AGENT, [], make=lambda keys, endpoints: Answers(answer))
+    requests = PoolRequests(AGENT, [], make=lambda keys, endpoints: Answers(answer))
     try:
-        grant = desk.renew("heat")
+        grant = requests.renew("heat")
     finally:
-        desk.close()
+        requests.close()
     assert grant is not None and tickets.LIFETIME - 60 < grant.seconds_left <= tickets.LIFETIME + 1
     ticket, _ = grant.at(Owner("node-a", ("127.0.0.1", 1), 1, True, NODE.public), "heat")
     assert abs(proofs.check(NODE, ticket, "calls").expires - ahead - proofs.SECONDS) < 60

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "triton", "jax", "jaxlib", "cupy-cuda13x", "cupy-cuda12x", "cupy", "numba", "numba-cuda", "numpy",
-            "cuda-core", "cuda-bindings", "nvidia-ml-py", "nvidia-nccl-cu13", "nvidia-cudnn-cu13", "nvidia-cublas")
+            "cuda-core", "cuda-bindings", "nvidia-ml-py", "nvidia-nccl-cu13", "nvidia-cudnn-cu13", "nvidia-cublas",
+            "timm", "transformers", "torch_geometric", "gpytorch", "e3nn", "flax", "optax", "numpyro", "diffrax")
 #: Which of them a framework's rows depend on.
 OF = {"torch": ("torch",), "jax": ("jax", "jaxlib"), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
       "numba": ("numba", "numba-cuda", "numpy"), "triton": ("triton", "torch"), "core": ("cuda-core", "cuda-bindings"),
-      "cpp": ("nvcc",), "nvml": ("nvidia-ml-py",), "torch + jax": ("torch", "jax")}
+      "cpp": ("nvcc",), "nvml": ("nvidia-ml-py",), "torch + jax": ("torch", "jax"),
+      "packages": ("timm", "transformers", "torch_geometric", "gpytorch", "e3nn", "flax", "numpyro", "diffrax")}
 
 
 @dataclass

@@ -61,7 +61,7 @@ def _torch() -> list[Row]:
         ("checkpoint", "save and load model and optimizer, go on training", "torch_checkpoint"),
         ("streams", "two streams ordered by events", "torch_streams"),
         ("fft", "FFT, 1D to 3D, real and complex", "torch_fft"),
-        ("sparse", "sparse COO and CSR products", "torch_sparse"),
+        ("sparse", "sparse COO and CSR products", "torch_sparse_products"),
         ("linalg", "svd, eigh, solve, cholesky, qr, inverse", "torch_linalg"),
         ("attention", "scaled_dot_product_attention, every backend", "torch_attention"),
         ("rng", "Philox states, multinomial, dropout, normal", "torch_rng"),
@@ -157,6 +157,22 @@ def _cpp() -> list[Row]:
             for name, what, refusal in names]
 
 
+def _packages() -> list[Row]:
+    """Packages on top of PyTorch and JAX, in default settings; but JAX leaves memory to the rows beside it."""
+    torch = [("timm", "ResNet-18 under AMP, a small ViT", "timm_models"),
+             ("transformers", "a small Llama trained and generating, a small BERT", "transformers_models"),
+             ("pyg", "GCN and GAT over batches of graphs", "pyg_graphs"),
+             ("gpytorch", "an exact Gaussian process", "gpytorch_regression"),
+             ("e3nn", "equivariant tensor products", "e3nn_network")]
+    jax = [("flax", "a CNN (nnx) trained with optax", "flax_cnn"),
+           ("numpyro", "NUTS on the eight schools", "numpyro_nuts"),
+           ("diffrax", "a neural differential equation", "diffrax_ode"),
+           ("jax-conv", "JAX alone: convolutions that XLA tunes", "jax_conv")]
+    return [*(_row("packages", name, what, program) for name, what, program in torch),
+            *(_row("packages", name, what, program, environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+              for name, what, program in jax)]
+
+
 def _rest() -> list[Row]:
     return [_row("nvml", "values", "NVML through nvidia-ml-py", "nvml_values"),
             Row("two-frameworks", "torch + jax", "PyTorch and JAX on one node at the same time",
@@ -164,4 +180,4 @@ def _rest() -> list[Row]:
                 {**TORCH, **JAX})]
 
 
-ROWS: tuple[Row, ...] = tuple([*_torch(), *_jax(), *_arrays(), *_core(), *_cpp(), *_rest()])
+ROWS: tuple[Row, ...] = tuple([*_torch(), *_jax(), *_arrays(), *_core(), *_cpp(), *_packages(), *_rest()])

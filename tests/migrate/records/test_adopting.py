@@ -145,7 +145,7 @@ def test_who_does_not_answer() -> None:
 
 def test_a_session_that_nobody_knows() -> None:
     found = decide(None, report("node-a", holding(2)), report("node-b"))
-    assert "nobody knows whose it is" in found.problems[0]
+    assert "its user is not known" in found.problems[0]
     step = only(decide(None, report("node-a", holding(2)), report("node-b"), forget=frozenset({"s"})))
     assert (step.action, step.stale, step.record) == ("forget", ("node-a",), None)
 

@@ -1,4 +1,4 @@
-// cuArray*, cuMipmappedArray*: what an array looks like is known here; the worker makes it, and has the last word.
+// cuArray*, cuMipmappedArray*: an array's description is checked here; the worker makes the array, and may refuse it.
 #include "array.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::uint64_t up(std::uint64_t value, std::uint64_t unit) { return (value + unit
 
 std::uint64_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& d) { return channel_bytes(d.Format) * d.NumChannels; }
 
-// The greatest extents of arrays of this form, by the device's attributes; 0: there is no limit.
+// The greatest extents of arrays of this form, by the device's attributes; 0: no limit.
 struct Limits {
   int width, height, depth;
 };
@@ -31,7 +31,7 @@ Limits limits_of(const CUDA_ARRAY3D_DESCRIPTOR& d) {
   return d.Height ? Limits{22, 23, 0} : Limits{21, 0, 0};
 }
 
-// What the driver answers to a description that no device can make.
+// The driver's error for a description that no device can make.
 CUresult check(const Context& context, const CUDA_ARRAY3D_DESCRIPTOR& d) {
   if (!d.Width || (d.NumChannels != 1 && d.NumChannels != 2 && d.NumChannels != 4) || (d.Flags & ~kKnown))
     return CUDA_ERROR_INVALID_VALUE;
@@ -75,7 +75,7 @@ CUDA_ARRAY3D_DESCRIPTOR level_of(const CUDA_ARRAY3D_DESCRIPTOR& d, unsigned leve
   return l;
 }
 
-// False: nothing can be that large.
+// Lays out the levels of an array; false: no array can be that large.
 bool lay_out(Array& array, unsigned levels, std::uint64_t& size) {
   size = 0;
   for (unsigned i = 0; i < std::max(1u, levels); ++i) {
@@ -114,7 +114,7 @@ CUresult create(const CUDA_ARRAY3D_DESCRIPTOR& d, unsigned levels, void** handle
   std::uint64_t size = 0;
   if (!lay_out(*array, levels, size)) return CUDA_ERROR_OUT_OF_MEMORY;
   const DeviceFacts* facts = device_facts(context->device);
-  if (facts && !facts->attribute(kOnlyPtxAttribute)) {  // there the array is memory of its own
+  if (facts && !facts->attribute(kOnlyPtxAttribute)) {  // on such a device the array is separate memory
     const std::uint64_t beside = up(size, kDeviceUnit);
     if (!charge_quota(array->device, beside)) return CUDA_ERROR_OUT_OF_MEMORY;
     array->charged = beside;
@@ -149,7 +149,7 @@ CUresult create(const CUDA_ARRAY3D_DESCRIPTOR& d, unsigned levels, void** handle
   return CUDA_SUCCESS;
 }
 
-// The array's work is complete.
+// Ends the array, whose work is complete.
 void end(Array& array) {
   for (Array* part : array.parts) retire(part);
   wire::ArrayDestroy call{};
@@ -168,7 +168,7 @@ CUresult destroy(Array* array) {
   return CUDA_SUCCESS;
 }
 
-// How many levels the largest extent has room for.
+// The number of mipmap levels that the largest extent allows.
 unsigned most_levels(const CUDA_ARRAY3D_DESCRIPTOR& d) {
   const bool volume = !(d.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP));
   std::size_t largest = std::max({d.Width, d.Height, volume ? d.Depth : 0});
@@ -259,7 +259,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray* pHandle, const CUDA_ARRAY3D_DE
                                 unsigned int numMipmapLevels) {
   if (CUresult r = require(); r) return r;
   if (!pHandle || !pMipmappedArrayDesc || !numMipmapLevels) return CUDA_ERROR_INVALID_VALUE;
-  // More levels than there are are clamped (cuda.h, cuMipmappedArrayCreate).
+  // A greater number of levels than possible is clamped (cuda.h, cuMipmappedArrayCreate).
   const unsigned levels = std::clamp(most_levels(*pMipmappedArrayDesc), 1u, numMipmapLevels);
   return create(*pMipmappedArrayDesc, levels, reinterpret_cast<void**>(pHandle));
 }
@@ -314,7 +314,7 @@ CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR* pArrayDescriptor, CUarra
   return CUDA_SUCCESS;
 }
 
-// Of sparse and deferred arrays, none of which can be made: for others the driver answers so, too.
+// Applies to sparse and deferred arrays, none of which can be made: for other arrays the driver returns the same error.
 CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* memoryRequirements, CUarray array, CUdevice device) {
   if (CUresult r = require(); r) return r;
   return find(array) || !memoryRequirements ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;

@@ -1,7 +1,7 @@
 // cuMemcpy2D, cuMemcpy3D, and the forms that name an array.
 //
-// An array is copied by its memory: that is brought up to date before, or the
-// array from it behind (array.hpp).
+// An array is copied through its memory: that is updated from the array before the copy, or the array from it after the
+// copy (array.hpp).
 #include "array.hpp"
 #include "capturing.hpp"
 #include "copying.hpp"
@@ -12,13 +12,13 @@
 namespace rgpu {
 namespace {
 
-// One end of the 2D and 3D forms. They name host pointer, device pointer and array apart.
+// Source or destination of the 2D and 3D forms, which name host pointer, device pointer and array separately.
 struct Side {
   CUmemorytype type;
   const void* host;
   CUdeviceptr device;
   CUarray array;
-  std::uint64_t x, y, z, pitch, height;  // pitch and height 0: as long as what is copied
+  std::uint64_t x, y, z, pitch, height;  // pitch and height 0: those of the copy
 };
 
 template <class Copy>
@@ -38,7 +38,7 @@ struct Extent {
   std::uint64_t width, height, depth;
 };
 
-// Where the side's first byte is, and how far rows and planes are apart there.
+// Position of the side's first byte, and the distance of its rows and planes in bytes.
 struct Rows {
   CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
   std::uint64_t address = 0, pitch = 0, height = 0;
@@ -80,7 +80,7 @@ CUresult rows_of(const Side& side, const Extent& extent, Rows& rows) {
   return CUDA_SUCCESS;
 }
 
-// Plane after plane; planes that follow each other without a gap are one.
+// Copies plane by plane; planes without a gap between them are copied as one.
 CUresult planes(const Rows& from, const Rows& to, const Extent& extent, CUstream stream, bool blocking) {
   const bool whole = extent.depth == 1 || (from.height == extent.height && to.height == extent.height);
   for (std::uint64_t z = 0; z < (whole ? 1 : extent.depth); ++z) {
@@ -100,7 +100,7 @@ CUresult wait_for_stream(const StreamRef& stream) {
   return await_work(stream, call);
 }
 
-// As a node of a graph, whose launches copy it (graph_launch.cpp).
+// The copy as a node of a graph, whose launches do it (graph_launch.cpp).
 CUDA_MEMCPY3D as_node(const Side& source, const Side& destination, const Extent& extent) {
   CUDA_MEMCPY3D copy{};
   copy.srcXInBytes = source.x, copy.srcY = source.y, copy.srcZ = source.z;
@@ -154,7 +154,7 @@ CUresult volume(const Copy3D* p, CUstream stream, bool blocking) {
   return copy_box(source_of(*p), destination_of(*p), {p->WidthInBytes, p->Height, p->Depth}, stream, blocking);
 }
 
-// The one-dimensional forms: bytes of the first row.
+// Sides of the one-dimensional forms: bytes of the first row.
 Side in_array(CUarray array, std::size_t offset) { return {CU_MEMORYTYPE_ARRAY, nullptr, 0, array, offset, 0, 0, 0, 0}; }
 Side in_host(const void* host) { return {CU_MEMORYTYPE_HOST, host, 0, nullptr, 0, 0, 0, 0, 0}; }
 Side in_device(CUdeviceptr address) { return {CU_MEMORYTYPE_DEVICE, nullptr, address, nullptr, 0, 0, 0, 0, 0}; }

@@ -1,5 +1,6 @@
-// Texture and surface objects. The device chooses a handle, kernels hold it: so it stands in the journal
-// (texture_place), and who rebuilds the session makes the object under the same one or says that it cannot.
+// Texture and surface objects. The device chooses a handle, and kernels hold it: so the handle is in the journal
+// (texture_place), and a worker that rebuilds the session makes the object under the same handle or reports that it
+// cannot.
 #include <cstring>
 #include <unordered_map>
 
@@ -20,8 +21,8 @@ struct Texture {
 };
 
 struct Textures {
-  // Held from texture_create to texture_place, so that in the journal nothing of another object stands between.
-  // Nobody takes it who answers or publishes for others.
+  // Held from texture_create to texture_place, so that no call for another object is between these two in the journal.
+  // Not taken by threads that read answers or publish on behalf of other threads.
   std::mutex making;
   std::mutex lock;
   std::unordered_map<std::uint64_t, Texture> alive;  // by handle
@@ -32,7 +33,7 @@ Textures& textures() {
   return *t;
 }
 
-// As it travels: docs/developers/objects/arrays.md, "Resources".
+// A resource as encoded on the wire: docs/developers/objects/arrays.md, "Resources".
 struct Resource {
   std::uint32_t type = 0, level = 0;
   std::uint64_t array = 0, address = 0;
@@ -63,7 +64,7 @@ CUresult of_memory(std::uint64_t address, CUarray_format format, unsigned channe
   return CUDA_SUCCESS;
 }
 
-// What the worker cannot know: whether handles and addresses are the program's.
+// Checks that the worker cannot make: whether handles and addresses are the program's.
 CUresult resource_of(const Context& context, const CUDA_RESOURCE_DESC& d, Resource& out) {
   if (d.flags) return CUDA_ERROR_INVALID_VALUE;
   out.type = d.resType;
@@ -148,7 +149,7 @@ CUresult destroy(std::uint64_t handle, bool surface) {
   return submit(call);
 }
 
-// Copies what it was made of; CUDA_ERROR_INVALID_HANDLE for another kind of object.
+// Returns the description of the object; CUDA_ERROR_INVALID_HANDLE for another kind of object.
 template <class Give>
 CUresult described(std::uint64_t handle, bool surface, const void* out, Give&& give) {
   if (CUresult r = require(); r) return r;

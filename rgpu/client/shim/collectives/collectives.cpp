@@ -17,8 +17,8 @@
 namespace rgpu {
 namespace {
 
-// How many operations were given: of each communicator, and of its sends and receives with each peer. Guarded by the
-// Section, in which operations get their numbers: so these have the journal's order.
+// Counts of operations: of each communicator, and of its sends and receives with each peer. Guarded by the Section, in
+// which operations get their numbers, so that the numbers follow the journal's order.
 using Counted = std::array<std::uint64_t, 3>;  // communicator, kind where it names a peer (else 0), peer
 std::map<Counted, std::uint64_t>& given() {
   static auto* counts = new std::map<Counted, std::uint64_t>;
@@ -41,7 +41,7 @@ void take_back(const std::vector<CollectiveOperation>& operations) {
   }
 }
 
-// Communicators that were made and not destroyed.
+// Communicators that exist.
 std::mutex& living_lock() {
   static auto* lock = new std::mutex;
   return *lock;
@@ -96,7 +96,7 @@ CUresult check_ranges(const Ranges& ranges) {
   return CUDA_SUCCESS;
 }
 
-// `operations` have the numbers of their streams, which are `streams`, each once. Nothing is published on an error.
+// `operations` name their streams by number; `streams` contains each of these once. Nothing is published on an error.
 CUresult publish(Operations& operations, const Ranges& ranges, const std::vector<StreamRef>& streams) {
   if (CUresult r = check_ranges(ranges); r) return r;
   std::deque<ManagedUse> managed;
@@ -108,7 +108,7 @@ CUresult publish(Operations& operations, const Ranges& ranges, const std::vector
   wire::CollectiveGroup call{};
   call.stream = operations[0].stream;
   call.operations = {operations.data(), static_cast<std::uint32_t>(operations.size() * sizeof operations[0])};
-  Section section;  // held until it is noted: two threads' records keep the journal's order
+  Section section;  // held until the work is noted: the notes of two threads keep the journal's order
   std::uint64_t seq = 0;
   give_numbers(operations);
   if (CUresult r = section.publish(call, &seq); r) {
@@ -122,9 +122,10 @@ CUresult publish(Operations& operations, const Ranges& ranges, const std::vector
 
 // ---------------------------------------------------------------- in a stream capture
 
-// Work that `behind` captures from here on comes behind what `before` captured. Both capture the same.
+// Orders the work that `behind` captures from now on after the work that `before` has captured. Both are in one
+// capture.
 CUresult join(const StreamRef& behind, const StreamRef& before) {
-  Event event;  // of this capture alone: no server has it
+  Event event;  // of this capture alone: it does not exist on a server
   event.number = next_number();
   bool taken = false;
   CUresult r = capture_record(before, event, 0, taken);
@@ -133,7 +134,7 @@ CUresult join(const StreamRef& behind, const StreamRef& before) {
   return r;
 }
 
-// One node for all of a group: behind all of its streams, and before what they capture next (NCCL does it likewise).
+// Captures a group as one node: after the work of all its streams, and before their next captured work, as NCCL does.
 CUresult capture(Operations& operations, Ranges&& ranges, const std::vector<StreamRef>& streams, Context* context,
                  bool& taken) {
   std::uint64_t first = 0;

@@ -9,7 +9,7 @@ namespace rgpu {
 namespace {
 
 constexpr unsigned USUAL_HELPERS = 12, MOST_HELPERS = 64;
-constexpr std::size_t BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
+constexpr std::size_t BLOCK = 128 * 1024;  // bytes copied and summed at a time: they stay in the cache
 
 Helpers& copy_pool() {
   static auto* all = new Helpers("rgpu-copy", copy_helpers());  // its threads may outlive static destructors

@@ -1,4 +1,4 @@
-// Copies by several threads: one thread's rate is less than half of what a link through shared memory carries.
+// Copies by several threads: one thread copies at less than half the rate of a link through shared memory.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace rgpu {
 
-// One stretch of memory to be copied. It stays where it is until wait_for_copy() has returned.
+// One range of memory to be copied. The object must not be moved until wait_for_copy() has returned.
 struct CopyJob final : Task {
   CopyJob() = default;
   CopyJob(std::uint8_t* to, const std::uint8_t* from, std::size_t size, bool summed)
@@ -18,17 +18,18 @@ struct CopyJob final : Task {
   std::uint8_t* to = nullptr;
   const std::uint8_t* from = nullptr;
   std::size_t size = 0;
-  bool summed = false;    // `crc` is wanted, of what was written: the source may change while it is read
+  bool summed = false;    // compute `crc` of the bytes written: the source may change while it is read
   std::uint32_t crc = 0;
 };
 
-inline constexpr std::size_t kPooledCopySmallest = 256u << 10;  // bytes from which on a copy is worth giving away
+inline constexpr std::size_t kPooledCopySmallest = 256u << 10;  // bytes; shorter copies are not given to a helper
 
-// Threads beside the caller's: RGPU_COPY_THREADS, else three of four processors, twelve at most, and none where these are few.
+// Threads beside the caller's: RGPU_COPY_THREADS, else three of four processors, at most twelve, and none on few
+// processors.
 unsigned copy_helpers();
-// Copies, or has it copied: at once if there are no helpers.
+// Starts the copy in a helper, or copies at once if there are no helpers.
 void start_copy(CopyJob& job);
-// Returns when it is done; helps meanwhile.
+// Returns when the copy is done; copies meanwhile.
 void wait_for_copy(CopyJob& job);
 
 }  // namespace rgpu

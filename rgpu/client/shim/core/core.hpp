@@ -27,12 +27,12 @@ namespace rgpu {
 
 // ---------------------------------------------------------------- facts
 
-// Beyond every CUdevice_attribute, so that no program can ask for it; 1: the device
-// executes PTX and no machine code (rgpu/session/facts.py, ONLY_PTX).
+// Above every CUdevice_attribute, so that no program can request it; 1: the device executes PTX and no machine code
+// (rgpu/session/facts.py, ONLY_PTX).
 inline constexpr int kOnlyPtxAttribute = 1 << 24;
-// Bit n: its kernels reach the memory of the session's device n (PEERS); … also with atomics (PEER_ATOMICS).
+// Bit n: kernels of the device reach the memory of the session's device n (PEERS); … also with atomics (PEER_ATOMICS).
 inline constexpr int kPeersAttribute = (1 << 24) + 1, kPeerAtomicsAttribute = (1 << 24) + 2;
-// Of a device in a gang's list: the number of the member that has it, and which of that member's devices it is.
+// Attributes of a device in a gang's list: the number of its member, and its number among that member's devices.
 inline constexpr int kMemberAttribute = (1 << 24) + 3, kMemberDeviceAttribute = (1 << 24) + 4;
 
 struct DeviceFacts {
@@ -43,14 +43,14 @@ struct DeviceFacts {
   std::string name;
   std::vector<std::pair<std::int32_t, std::int32_t>> attributes;  // sorted by CUdevice_attribute
 
-  // The value of a CUdevice_attribute, or `otherwise` where the server did not say.
+  // The value of a CUdevice_attribute, or `otherwise` where the server did not report it.
   int attribute(int which, int otherwise = 0) const;
 };
 
 struct Facts {
   std::uint32_t driver_version = 0;  // as cuDriverGetVersion
   std::uint64_t session_number = 0;
-  std::uint64_t quota = 0;          // bytes for each device
+  std::uint64_t quota = 0;          // bytes of each device
   std::uint64_t journal_limit = 0;  // bytes that may be unreleased before a publisher waits
   bool recover = false;
   std::string name;  // of the session
@@ -59,25 +59,25 @@ struct Facts {
 
 // ---------------------------------------------------------------- life
 
-// cuInit's work: connects to $RGPU_AGENT and learns the session's facts.
-// Idempotent and thread-safe. CUDA_ERROR_NO_DEVICE (100) without an agent,
-// CUDA_ERROR_SYSTEM_NOT_READY (802) when it cannot be reached,
+// The work of cuInit: connects to $RGPU_AGENT and reads the session's facts. Idempotent and thread-safe.
+// CUDA_ERROR_NO_DEVICE (100) without an agent, CUDA_ERROR_SYSTEM_NOT_READY (802) when it cannot be reached,
 // CUDA_ERROR_NOT_INITIALIZED (3) in a child forked after cuInit.
 CUresult initialise();
 bool initialised();      // this process (not a parent of it) has a session
 const Facts& facts();    // only after initialise() succeeded
-// The devices that the program may use: the session's, or in a gang those of the run's list, whose members stand on
-// several hosts. A process of a gang has its session once it makes a context: choose_device() opens that of the member
-// which has the device (a number in program_devices()). CUDA_ERROR_INVALID_DEVICE for another member's after that.
+// The devices that the program may use: the session's, or in a gang those of the run's list, whose members are on
+// several hosts. A process of a gang opens its session when it makes its first context: choose_device() opens the
+// session of the member which has the device (a number in program_devices()). CUDA_ERROR_INVALID_DEVICE for another
+// member's device after that.
 const std::vector<DeviceFacts>& program_devices();
 bool listed();  // this run is a gang's
 bool other_member(int number);  // this process uses another member than the one that has the device
 CUresult choose_device(int number);
-// 3 before cuInit, 802 once the agent is gone, the sticky error once there is one.
+// 3 before cuInit, 802 once the connection to the agent is lost, the sticky error once there is one.
 CUresult require();
-// As require(), but lets calls through after a sticky error (context destruction, queries of state).
+// Checks as require() does, but allows calls after a sticky error (context destruction, queries of state).
 CUresult require_session();
-void set_sticky(CUresult error);  // the first one stays
+void set_sticky(CUresult error);  // only the first one is kept
 
 std::uint32_t thread_number();  // the client's number of the calling thread: 0, 1, …
 std::uint64_t next_number();    // a new object number (>= FIRST_HANDLE); call it inside a Section
@@ -99,7 +99,7 @@ CallView view(const C& call) {
                   [](const void* c, std::uint8_t* to) { static_cast<const C*>(c)->write(to); }};
 }
 
-// What the worker answered.
+// The worker's answer.
 struct Answer {
   CUresult result = CUDA_SUCCESS;
   bool sticky = false;
@@ -108,8 +108,8 @@ struct Answer {
   std::uint64_t payload_size = 0;       // bytes of reply payload that the worker sent
 };
 
-// A payload made ready before the critical section: its CRC is computed, and
-// more than 64 KiB is already in a bulk extent. Move-only; give it to one call.
+// A payload prepared before the critical section: its CRC is computed, and a payload of more than 64 KiB is already in
+// a bulk extent. Move-only; pass it to one call.
 class Payload {
  public:
   Payload() = default;
@@ -117,22 +117,22 @@ class Payload {
   ~Payload();
   Payload(Payload&& other) noexcept;
   Payload& operator=(Payload&&) = delete;
-  // For rows that are not contiguous: `fill` writes `size` bytes to where it is told.
+  // Makes a payload of rows that are not contiguous: `fill` writes `size` bytes to the given address.
   static Payload from(std::size_t size, const std::function<void(std::uint8_t* to)>& fill);
-  // An extent of `size` bytes (> 64 KiB) that is not filled yet: the caller does that, and sets `crc`, before it is
-  // published. `wait`: for journal space; without it the caller looks first (room_in_journal).
+  // Reserves an extent of `size` bytes (> 64 KiB) without filling it: the caller fills it and sets `crc` before it is
+  // published. `wait`: for journal space; without it the caller checks room_in_journal() first.
   static Payload reserve(std::size_t size, bool wait);
   std::uint8_t* place() const { return place_; }
-  // In a bulk extent. Its journal space was waited for: make the Section with reserved = true.
+  // The payload is in a bulk extent. Its journal space was waited for: make the Section with reserved = true.
   bool external() const { return external_; }
 
   std::size_t size = 0;
   std::uint32_t crc = 0;
-  CUresult error = CUDA_SUCCESS;  // CUDA_ERROR_OUT_OF_MEMORY when no segment could be had
+  CUresult error = CUDA_SUCCESS;  // CUDA_ERROR_OUT_OF_MEMORY when no segment could be made
 
  private:
   friend class Section;
-  std::uint8_t* extent(bool wait = true);  // where `size` bytes go; nullptr: `error` says why not
+  std::uint8_t* extent(bool wait = true);  // address of `size` bytes; nullptr: `error` is the reason
 
   const std::uint8_t* data_ = nullptr;  // inline payload
   std::vector<std::uint8_t> own_;       // backing of data_ for `from` below 64 KiB
@@ -142,7 +142,7 @@ class Payload {
   std::uint8_t* place_ = nullptr;
 };
 
-// Whether so much may be published without waiting for journal space.
+// Whether `size` bytes may be published without waiting for journal space.
 bool room_in_journal(std::uint64_t size);
 
 struct Waiter;  // one awaited call; journal-internal
@@ -175,9 +175,8 @@ class Section {
 };
 
 CUresult submit_view(const CallView& call, const void* payload, std::size_t n, std::uint64_t* seq);
-// `step` is called twice: (seq, false) inside the critical section, when the
-// call was published, and (seq, true) after a successful answer, before the
-// program is told anything.
+// `step` is called twice: (seq, false) inside the critical section, when the call was published, and (seq, true) after
+// a successful answer, before the call returns to the program.
 using Step = std::function<void(std::uint64_t seq, bool answered)>;
 CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void* destination, std::size_t capacity,
                     const Step& step);
@@ -214,9 +213,8 @@ CUresult submit_with(Build&& build, std::uint64_t* seq = nullptr) {
   return section.publish(call, seq);
 }
 
-// Publishes an AWAITED call that no thread waits for: `answered` runs on a
-// thread of the shim's (never the reader), in the order of the answers, and
-// with 802 when the agent is gone. It may publish, and block.
+// Publishes an AWAITED call that no thread waits for: `answered` runs on a thread of the shim's (never the reader), in
+// the order of the answers, and with 802 when the connection to the agent is lost. It may publish, and block.
 CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq);
 
 // ---------------------------------------------------------------- progress
@@ -225,45 +223,44 @@ CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> 
 std::uint64_t published();                      // seq of the last published call, 0 before the first
 bool all_complete(std::uint64_t up_to);         // every call <= up_to is complete
 bool complete_on(std::uint64_t stream, std::uint64_t seq);  // that stream is complete up to seq
-// No ordered work (launches, copies, memsets, …) of the session is unfinished,
-// as far as is known here.
+// No ordered work (launches, copies, memsets, …) of the session is unfinished, as far as is known here.
 bool idle();
 // The same of one device (the session's number, as below) …
 bool idle_on(int device);
 // … and whether all its calls <= seq are complete. kEveryDevice: of all.
 inline constexpr int kEveryDevice = -1;
 bool complete_on_device(int device, std::uint64_t seq);
-// The program is about to learn that calls <= seq of the stream, or of all streams of the device, are complete.
+// Call before the program is told that calls <= seq of the stream, or of all streams of the device, are complete.
 void learned(std::uint64_t stream, std::uint64_t seq);
 void learned_on(int device, std::uint64_t seq);
-// Publishes completed(seq) from reserved space: the program has learned it.
+// Publishes completed(seq) from reserved space: the program has learned of that completion.
 CUresult observed(std::uint64_t seq);
-void flush();  // wakes the agent now (a NOT_READY answer)
+void flush();  // wakes the agent now (before a NOT_READY answer)
 
-// ---------------------------------------------------------------- what kernels print
+// ---------------------------------------------------------------- text that kernels print
 
-// Writes what came of it to the program's standard output: before a call returns, or begins, that prints on a
-// real driver. Costs a look where no kernel prints. await() does it for every awaited call.
+// Writes the text that kernels printed to the program's standard output: before a call returns, or begins, that prints
+// on a real driver. Costs one load where no kernel prints. await() calls it for every awaited call.
 void print_device_text();
 
 // ---------------------------------------------------------------- memory, for context and module code
 
 struct Context;
 struct Module;
-// Waits for all work of its device, then frees the context's memory, streams and events on
-// both sides. To be called before context_destroy is published.
+// Waits for all work of its device, then frees the context's memory, streams and events on both sides. Call it before
+// context_destroy is published.
 CUresult release_context_objects(Context& context);
-// Makes a module's variables known to pointer checks and UVA deduction (and back).
+// Makes a module's variables known to pointer checks and UVA deduction, or removes them again.
 void track_globals(const Module& module);
 void untrack_globals(const Module& module);
 
-// ---------------------------------------------------------------- what monitors are told
+// ---------------------------------------------------------------- reports for monitors
 
 inline constexpr int kMaxDevices = 64;  // of a session
-// Bytes of device memory that the program holds, by the session's number of the
-// device: what it would miss in cuMemGetInfo. Call it whenever that changes.
+// Bytes of device memory that the program holds, by the session's number of the device: the bytes that cuMemGetInfo
+// does not count as free. Call it whenever they change.
 void report_used(int device, std::uint64_t bytes);
-// A touch of managed memory begins to wait for the device (+1), or has what it waited for (-1).
+// A touch of managed memory begins to wait for the device (+1), or ends its wait (-1).
 void report_managed(int waiting);
 // The program called a function that is refused: named in `rgpu ps` as well.
 void report_unsupported(const char* name);

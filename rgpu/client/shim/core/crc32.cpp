@@ -1,10 +1,9 @@
-// Three ways: carry-less multiplication where the processor has it (each 64 bytes
-// are folded into the next, as in Gopal et al., "Fast CRC Computation Using
-// PCLMULQDQ", Intel 2009), of four lanes at once (256 bytes) where it has that,
-// else eight tables. The fold constants are computed here from the polynomial.
+// Three implementations: carry-less multiplication where the processor supports it (each 64 bytes are folded into the
+// next, as in Gopal et al., "Fast CRC Computation Using PCLMULQDQ", Intel 2009), of four lanes at once (256 bytes)
+// where that is supported, else eight tables. The fold constants are computed here from the polynomial.
 #include "crc32.hpp"
 
-// GCC's own header reads what it calls undefined on purpose.
+// GCC's own header deliberately reads a variable that it leaves uninitialised.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -32,8 +31,8 @@ constexpr auto make_tables() {
 }
 constexpr auto TABLES = make_tables();
 
-// x^n mod P in reflected bit order, shifted left by one: what a 64 x 64 bit
-// carry-less product of reflected operands wants.
+// x^n mod P in reflected bit order, shifted left by one: the form that a 64 x 64 bit carry-less product of reflected
+// operands needs.
 constexpr std::uint64_t power(unsigned n) {
   std::uint32_t r = 0x80000000u;  // x^0
   for (unsigned i = 0; i < n; ++i) r = (r >> 1) ^ ((r & 1) ? POLYNOMIAL : 0);
@@ -61,7 +60,7 @@ __attribute__((target("pclmul,sse2"))) inline __m128i fold(__m128i a, __m128i ne
                        _mm_xor_si128(_mm_clmulepi64_si128(a, k, 0x00), _mm_clmulepi64_si128(a, k, 0x11)));
 }
 
-// n >= 64.
+// Requires n >= 64.
 __attribute__((target("pclmul,sse2"))) std::uint32_t by_folding(std::uint32_t c, const std::uint8_t* p,
                                                                std::size_t n) {
   const auto load = [](const std::uint8_t* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); };
@@ -78,7 +77,7 @@ __attribute__((target("pclmul,sse2"))) std::uint32_t by_folding(std::uint32_t c,
   }
   a = fold(fold(fold(a, b, one), d, one), e, one);
   for (; n >= 16; p += 16, n -= 16) a = fold(a, load(p), one);
-  // What is left is congruent to all that came before: sixteen bytes from a zero register.
+  // The rest is congruent to all bytes before it: sixteen bytes from a zero register.
   alignas(16) std::uint8_t rest[16];
   _mm_store_si128(reinterpret_cast<__m128i*>(rest), a);
   return by_tables(by_tables(0, rest, 16), p, n);
@@ -91,7 +90,7 @@ RGPU_WIDE inline __m512i fold_wide(__m512i a, __m512i next, __m512i k) {
                                    0x96);  // the xor of all three
 }
 
-// n >= 256.
+// Requires n >= 256.
 RGPU_WIDE std::uint32_t by_wide_folding(std::uint32_t c, const std::uint8_t* p, std::size_t n) {
   constexpr auto constant = [](unsigned bits) { return static_cast<long long>(power(bits)); };
   constexpr long long FAR[2] = {constant(2048 + 32), constant(2048 - 32)};

@@ -1,5 +1,4 @@
-// What happens to the process around a session: address ranges reserved at
-// load (SEMANTICS 8), fork (SEMANTICS 16), exit.
+// Effects of a session on its process: address ranges reserved at load (SEMANTICS 8), fork (SEMANTICS 16), exit.
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -25,7 +24,7 @@ int reserve(std::uint64_t base, std::uint64_t size) {
   void* wanted = reinterpret_cast<void*>(base);
   void* got = ::mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (got == MAP_FAILED) return errno;
-  if (got != wanted) {  // a kernel before 4.17 takes the flag for a hint
+  if (got != wanted) {  // a kernel before 4.17 treats the flag as a hint
     ::munmap(got, size);
     return EEXIST;
   }
@@ -45,8 +44,8 @@ void in_parent() {
   s.life_lock.unlock();
 }
 
-// In the child of a process with a session: the parent's agent must not see
-// this process through inherited descriptors, and nothing works here any more.
+// Runs in the child of a process with a session: the parent's agent must not see this process through inherited
+// descriptors, and no CUDA function works here any more.
 void in_child() {
   Session& s = session();
   if (s.state != Session::State::fresh) {
@@ -74,7 +73,8 @@ __attribute__((constructor)) void loaded() {
   ::pthread_atfork(before_fork, in_parent, in_child);
 }
 
-// The end of the process. Never waits for the agent: the socket takes these few bytes or it does not.
+// Runs at the end of the process. Never waits for the agent: the few bytes are dropped where the socket does not take
+// them.
 __attribute__((destructor)) void unloaded() {
   Session& s = session();
   if (!s.forked) print_last_device_text();

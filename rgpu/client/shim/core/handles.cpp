@@ -1,4 +1,4 @@
-// The handle arena and table, context stacks, and streams as calls name them.
+// The handle arena and table, context stacks, and the resolution of stream handles.
 #include "handles.hpp"
 
 #include <pthread.h>
@@ -15,12 +15,12 @@ namespace {
 constexpr std::uint64_t SLOT = 4096;           // readable zeros behind each handle
 constexpr std::uint64_t SLOTS = 1ull << 22;    // objects alive at one time
 constexpr std::size_t GRAVEYARD = 4096;        // dead objects that are still allocated
-constexpr std::size_t RESTING_SLOTS = 16384;   // freed slots that are not used again yet
+constexpr std::size_t RESTING_SLOTS = 16384;   // freed slots that are not reused yet
 
 struct Table {
   std::uint8_t* arena = nullptr;               // SLOTS x SLOT bytes, read-only: all one page of zeros
   std::atomic<Object*>* objects = nullptr;     // by slot
-  std::mutex lock;                             // guards what follows
+  std::mutex lock;                             // guards the fields below
   std::uint64_t fresh = 0;                     // slots never used
   std::deque<std::uint64_t> freed;             // oldest first: a stale handle stays invalid for long
   std::deque<std::unique_ptr<Object>> dead;
@@ -42,7 +42,7 @@ Table& table() {
   return *t;
 }
 
-// The slot that a handle names; SLOTS for anything that is none of ours.
+// The slot that a handle names; SLOTS for an address outside of the arena.
 std::uint64_t slot_of(const Table& t, const void* handle) {
   const auto offset = reinterpret_cast<std::uintptr_t>(handle) - reinterpret_cast<std::uintptr_t>(t.arena);
   return t.arena && offset < SLOTS * SLOT && offset % SLOT == 0 ? offset / SLOT : SLOTS;
@@ -74,10 +74,10 @@ bool retire(Object* object) {
   const std::uint64_t slot = slot_of(t, object->handle);
   Object* expected = object;
   if (slot == SLOTS || !t.objects[slot].compare_exchange_strong(expected, nullptr)) return false;
-  std::unique_ptr<Object> oldest;  // destroyed after the lock is gone
+  std::unique_ptr<Object> oldest;  // destroyed after the lock is released
   std::lock_guard guard(t.lock);
   t.freed.push_back(slot);
-  if (object->kind == Kind::context) return true;  // threads' stacks may name it for ever; there are few
+  if (object->kind == Kind::context) return true;  // threads' stacks may name it for ever; contexts are few
   t.dead.emplace_back(object);
   if (t.dead.size() > GRAVEYARD) {
     oldest = std::move(t.dead.front());
@@ -116,13 +116,13 @@ Function* find(CUfunction h) {
 
 namespace {
 
-// Plain pointers in thread-local storage, freed by a key's destructor: the main
-// thread's stays for static destructors that call CUDA.
+// Plain pointers in thread-local storage, freed by a key's destructor: the main thread's is kept for static destructors
+// that call CUDA.
 struct ThreadState {
   std::vector<Context*> contexts;
   struct Own {
     Context* context;
-    CUstream handle;        // looked up each time: the context's end retires the stream
+    CUstream handle;        // looked up at each use: the end of the context retires the stream
     std::uint64_t number;
   };
   std::vector<Own> streams;  // per-thread default streams
@@ -156,8 +156,8 @@ ThreadState& mine() {
   return *thread_state;
 }
 
-// The thread's own default stream in a context, made on first use. On the wire
-// it is a stream like any other: flags 0, so that it orders with the legacy one.
+// The thread's own default stream in a context, made on first use. On the wire it is an ordinary stream with flags 0,
+// so that it orders with the legacy stream.
 CUresult per_thread_stream(Context* context, StreamRef& ref) {
   auto& streams = mine().streams;
   for (auto it = streams.begin(); it != streams.end(); ++it) {

@@ -1,11 +1,9 @@
-// What the program's handles stand for: client-side objects.
+// Client-side objects behind the program's handles.
 //
-// A handle is the address of a 4 KiB slot in an arena of read-only zeros (the
-// libraries peek behind handles), the object lives elsewhere, and a flat table
-// leads from slot to object: looking up a wild pointer costs a range check and
-// never touches it. Destroyed objects stay allocated for a while (a graveyard
-// of the last few thousand), so that a race with a destroy gives an error code.
-// The wire carries `number`, never the address.
+// A handle is the address of a 4 KiB slot in an arena of read-only zeros (libraries read memory behind handles), the
+// object is elsewhere, and a flat table leads from slot to object: looking up a wild pointer costs a range check and
+// never reads it. Destroyed objects stay allocated for a while (a graveyard of the last few thousand), so that a race
+// with a destroy gives an error code. The wire carries `number`, never the address.
 #pragma once
 
 #include <atomic>
@@ -31,14 +29,14 @@ struct Object {
   virtual ~Object() = default;
   const Kind kind;
   std::uint64_t number = 0;  // on the wire; 0 for objects that have none (functions, kernels)
-  void* handle = nullptr;    // what the program holds; set by enroll()
+  void* handle = nullptr;    // the program's handle; set by enroll()
 };
 
-// Gives the object a handle and puts it into the table, which owns it from now
-// on. nullptr only when 4 Mi objects are alive.
+// Gives the object a handle and puts it into the table, which owns it from now on. nullptr only when 4 Mi objects are
+// alive.
 void* enroll(std::unique_ptr<Object> object);
-// Takes the object out of the table: later look-ups fail. The object itself is
-// freed much later. Exactly one of several racing callers gets true.
+// Removes the object from the table: later look-ups fail. The object itself is freed much later. Returns true to
+// exactly one of several racing callers.
 bool retire(Object* object);
 // The object behind a handle, nullptr if there is none of that kind.
 Object* find_object(const void* handle, Kind kind);
@@ -54,8 +52,8 @@ struct Context : Object {
   bool primary = false;
   std::uint64_t unique_id = 0;   // cuCtxGetId
   std::atomic<bool> alive{true};
-  int references = 0;            // primary retains; guarded by the code that counts them
-  std::mutex lock;               // guards what follows
+  int references = 0;            // primary retains; guarded by the lock of the code that counts them
+  std::mutex lock;               // guards the fields below
   std::map<int, std::uint64_t> limits;
   std::map<const void*, std::pair<void*, void (*)(CUcontext, void*, void*)>> local_storage;
   std::shared_ptr<void> extension;  // for the handshake side
@@ -68,9 +66,9 @@ struct Stream : Object {
   int priority = 0;
   bool per_thread = false;              // a thread's default stream: cannot be destroyed
   std::uint64_t unique_id = 0;          // cuStreamGetId
-  std::atomic<std::uint64_t> last{0};   // seq of the last call given to it
-  std::atomic<std::uint64_t> seen{0};   // highest seq of it that the program knows complete
-  std::mutex lock;                      // guards what follows
+  std::atomic<std::uint64_t> last{0};   // seq of the last call given to the stream
+  std::atomic<std::uint64_t> seen{0};   // highest seq of it whose completion was reported to the program
+  std::mutex lock;                      // guards `attributes`
   std::map<int, CUstreamAttrValue> attributes;  // cuStreamSetAttribute, by CUstreamAttrID
 };
 
@@ -78,12 +76,12 @@ struct Event : Object {
   Event() : Object(Kind::event) {}
   Context* context = nullptr;
   unsigned flags = 0;
-  std::mutex lock;               // guards what follows
+  std::mutex lock;               // guards the fields below
   std::uint64_t record = 0;      // seq of the last event_record, 0: never recorded
   std::uint64_t stream = 0;      // number of the stream it was recorded on
-  std::uint64_t seen = 0;        // record that the program knows complete
+  std::uint64_t seen = 0;        // record whose completion was reported to the program
   bool exported = false;         // other processes may wait for it: ipc_event.cpp
-  bool imported = false;         // another process's; set once, before anybody has the handle
+  bool imported = false;         // another process's; set once, before the program gets the handle
 };
 
 struct Parameter {
@@ -117,7 +115,7 @@ struct Function : Object {
   std::vector<Parameter> parameters;
   std::uint32_t parameter_bytes = 0;   // end of the last parameter
   std::atomic<int> attributes[16] = {};  // CUfunction_attribute 0…15, -1 unknown
-  std::atomic<bool> complete = true;     // false: some are known only once the worker has loaded the function
+  std::atomic<bool> complete = true;     // false: some attributes are unknown until the worker has loaded the function
   int attribute(int which, int otherwise) const {
     if (which < 0 || which >= 16) return otherwise;
     int v = attributes[which].load(std::memory_order_relaxed);
@@ -127,7 +125,7 @@ struct Function : Object {
 
 struct Library : Object {
   Library() : Object(Kind::library) {}
-  Module* module = nullptr;  // what it is loaded as
+  Module* module = nullptr;  // the module that it is loaded as
   std::vector<struct Kernel*> kernels;
 };
 
@@ -142,7 +140,7 @@ inline Event* find(CUevent h) { return static_cast<Event*>(find_object(h, Kind::
 inline Module* find(CUmodule h) { return static_cast<Module*>(find_object(h, Kind::module)); }
 inline Library* find(CUlibrary h) { return static_cast<Library*>(find_object(h, Kind::library)); }
 inline Kernel* find(CUkernel h) { return static_cast<Kernel*>(find_object(h, Kind::kernel)); }
-// A CUkernel cast to CUfunction is a function, too (as the driver has it).
+// Accepts a CUkernel cast to CUfunction, too, as the driver does.
 Function* find(CUfunction h);
 // Created streams only; see resolve_stream for 0, 1, 2.
 inline Stream* find(CUstream h) { return static_cast<Stream*>(find_object(h, Kind::stream)); }
@@ -152,7 +150,7 @@ inline Stream* find(CUstream h) { return static_cast<Stream*>(find_object(h, Kin
 // The calling thread's context stack, top last. An entry may be a context that
 // has been destroyed meanwhile (`alive` is false, the object is not yet freed).
 std::vector<Context*>& context_stack();
-// The top of it if alive, else nullptr.
+// The top of the calling thread's stack if that context is alive, else nullptr.
 Context* current_context();
 // require(), then the current context: CUDA_ERROR_INVALID_CONTEXT (201) when
 // there is none, CUDA_ERROR_CONTEXT_IS_DESTROYED (709) when it is dead.
@@ -164,23 +162,22 @@ long host_function_thread();  // the system's number of the thread that runs one
 
 // ---------------------------------------------------------------- streams
 
-// Each device has a legacy stream, numbered as the session numbers the device.
+// The number of the legacy stream of the context's device, which is the session's number of that device.
 std::uint64_t legacy_stream(const Context& context);
 
-// A stream as a call names it. `object` is nullptr for a legacy stream.
+// A stream as a call refers to it. `object` is nullptr for a legacy stream.
 struct StreamRef {
   std::uint64_t number = 0;
   Stream* object = nullptr;
   Context* context = nullptr;
 };
 
-// Handle -> stream: 0 is the legacy stream (the thread's own one when the call
-// came through a _ptds/_ptsz name), CU_STREAM_LEGACY (1), CU_STREAM_PER_THREAD
-// (2, made on first use for each thread and context), else a created stream.
-// CUDA_ERROR_INVALID_CONTEXT without a current context where one is needed,
-// CUDA_ERROR_INVALID_HANDLE (400) for a wild one.
+// Resolves a handle: 0 is the legacy stream (the thread's own default stream when the call used a _ptds/_ptsz name),
+// CU_STREAM_LEGACY (1), CU_STREAM_PER_THREAD (2, made on first use for each thread and context), else a created stream.
+// CUDA_ERROR_INVALID_CONTEXT without a current context where one is needed, CUDA_ERROR_INVALID_HANDLE (400) for a
+// handle that names no stream.
 CUresult resolve_stream(CUstream handle, StreamRef& stream);
-// Says that call `seq` was given to the stream.
+// Records that call `seq` was given to the stream.
 void note_work(const StreamRef& stream, std::uint64_t seq);
 
 // A stream complete up to a call. `object` is nullptr for a legacy stream.
@@ -190,12 +187,13 @@ struct StreamMark {
 };
 // stream.cpp: whether all work of the context's device is known to be complete, which is then recorded as observed …
 bool device_finished(const Context& context);
-// … and a wait for it (memory.hpp: wait_for_device), by which the program learns that all of its streams are complete.
+// … and a wait for it (memory.hpp: wait_for_device), which reports to the program that all of its streams are complete.
 CUresult wait_and_tell(const Context& context);
-// What work that is given to the stream now comes behind, as far as the program was not told of its end.
+// Work that precedes the work given to the stream now, as far as its end was not reported to the program.
 std::vector<StreamMark> untold_before(const StreamRef& stream);
 
-// mirrors.cpp: the stream is about to be destroyed: nothing can be recorded in it, or wait for it, any more.
+// mirrors.cpp: the stream is about to be destroyed: no event can be recorded in it, and no call can wait for it, any
+// more.
 void mirrors_lose_stream(const Stream& stream);
 
 }  // namespace rgpu

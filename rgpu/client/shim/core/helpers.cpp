@@ -34,7 +34,8 @@ void Helpers::ready() {
   if (started_ >= wanted_) return;
   sigset_t all, before;
   ::sigfillset(&all);
-  // The program's signals are its own threads' business, but for what a bad address of its raises here as it would there.
+  // The program's signals are handled by its own threads, except faults that a bad address of its raises in this
+  // thread.
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) ::sigdelset(&all, fault);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   while (started_ < wanted_) {

@@ -1,4 +1,4 @@
-// Threads that help with short pieces of work, whoever has some: copies in the shim, checksums in the engine.
+// Threads that do short pieces of work for other threads: copies in the shim, checksums in the engine.
 #pragma once
 
 #include <condition_variable>
@@ -7,26 +7,27 @@
 
 namespace rgpu {
 
-// What one thread does. It stays where it is until Helpers::wait() has returned.
+// Work for one thread. The object must not be moved until Helpers::wait() has returned.
 struct Task {
   virtual void run() = 0;
-  bool done = false;  // the helpers', under their lock
+  bool done = false;  // set by the helpers, under their lock
 
  protected:
   ~Task() = default;
 };
 
-// Threads start with the first task, and never end: it is to live as long as the process, so it is made with `new`.
+// Threads start with the first task, and never end: the object must live as long as the process, so make it with `new`.
 class Helpers {
  public:
-  // `name`: of the threads, at most 15 characters. `wanted`: so many, or fewer if no more can be had.
+  // `name`: of the threads, at most 15 characters. `wanted`: the number of threads; fewer run if the system makes no
+  // more.
   Helpers(const char* name, unsigned wanted) : name_(name), wanted_(wanted) {}
 
-  // By a helper, or at once where there is none.
+  // Gives the task to a helper, or runs it at once where there is none.
   void start(Task& task);
-  // Returns when it is done; does what waits meanwhile, the oldest first.
+  // Returns when the task is done; runs waiting tasks meanwhile, the oldest first.
   void wait(Task& task);
-  // How many threads there are beside the caller's.
+  // The number of threads beside the caller's.
   unsigned count();
 
  private:
@@ -41,7 +42,7 @@ class Helpers {
   std::deque<Task*> queue_;
 };
 
-// As an environment variable says, at most `most`; otherwise `usual(processors of this process)`.
+// The number in the environment variable, at most `most`; without it `usual(processors of this process)`.
 unsigned helpers_wanted(const char* variable, unsigned most, unsigned (*usual)(unsigned processors));
 
 }  // namespace rgpu

@@ -8,7 +8,7 @@
 namespace rgpu {
 
 int driver_version() {
-    // The runtime signs its self-test with the answer it got first: once given, it stays.
+    // The runtime computes its self-test from the answer it got first: once given, the answer never changes.
     static std::atomic<int> given{0};
     int version = given.load(std::memory_order_relaxed);
     if (version != 0) return version;
@@ -31,8 +31,8 @@ extern "C" {
 
 CUresult cuInit(unsigned int Flags) {
     if (Flags != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (nothing_visible()) return CUDA_ERROR_NO_DEVICE;  // and no session is opened
-    if (CUresult r = initialise(); r) return r;  // says once that `rgpu run` is needed where there is no agent
+    if (nothing_visible()) return CUDA_ERROR_NO_DEVICE;  // no session is opened
+    if (CUresult r = initialise(); r) return r;  // without an agent logs once that `rgpu run` is needed
     return apply_visibility();
 }
 
@@ -42,7 +42,7 @@ CUresult cuDriverGetVersion(int* driverVersion) {
     return CUDA_SUCCESS;
 }
 
-// Programs bracket what they want profiled; without a profiler both do nothing.
+// Programs bracket the part that they want profiled; without a profiler both functions do nothing.
 CUresult cuProfilerStart() { return require_session(); }
 CUresult cuProfilerStop() { return require_session(); }
 

@@ -1,4 +1,4 @@
-// Lines to stderr, whole ones: RGPU_SHIM_LOG asks for them, except those said once.
+// Whole lines to stderr: lines of log_line() only with RGPU_SHIM_LOG, lines of log_once() always.
 #include <unistd.h>
 
 #include <cstdarg>

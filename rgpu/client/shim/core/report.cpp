@@ -1,6 +1,5 @@
-// What the shim tells the agent beside the journal: bytes in use, on a page
-// that both map, and the names of refused functions that the program called
-// (docs/developers/links/shim-link.md, "Unix socket, shim ↔ agent").
+// Reports to the agent beside the journal: bytes in use, on a page that both map, and the names of refused functions
+// that the program called (docs/developers/links/shim-link.md, "Unix socket, shim ↔ agent").
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,9 +13,9 @@ namespace rgpu {
 namespace {
 
 struct Report {
-  std::mutex lock;              // guards the next two
+  std::mutex lock;              // guards `names` and `open`
   std::set<std::string> names;  // refused functions that were called
-  bool open = false;            // the agent can be told
+  bool open = false;            // reports can be sent to the agent
   std::atomic<std::uint64_t>* used = nullptr;  // by session device; set once, before the session is live
 };
 

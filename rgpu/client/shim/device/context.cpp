@@ -28,7 +28,7 @@ std::uint64_t next_unique_id() {
     return ++last;
 }
 
-// Scheduling is one of 0, 1, 2, 4; `others` may stand beside it.
+// Scheduling is one of 0, 1, 2, 4; `others` may be set as well.
 bool valid_flags(unsigned flags, unsigned others) {
     const unsigned scheduling = flags & CU_CTX_SCHED_MASK;
     return (flags & ~(CU_CTX_SCHED_MASK | others)) == 0 &&
@@ -90,7 +90,7 @@ Context* primary_context(CUdevice device) {
 CUresult retain_primary(Context& context) {
     std::unique_lock hold(contexts_lock());
     const std::thread::id& ending = extras(context).ending;
-    if (ending == std::this_thread::get_id()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;  // from a storage destructor
+    if (ending == std::this_thread::get_id()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;  // called by a storage destructor
     context_ended().wait(hold, [&] { return ending == std::thread::id(); });
     if (!context.alive.load(std::memory_order_acquire)) {
         if (CUresult r = activate(context); r) return r;
@@ -116,7 +116,7 @@ CUresult destroy_context(Context& context) {
         }
         extras(context).ending = std::this_thread::get_id();
     }
-    storage_clear(context);  // the runtime's destructors may still call us with this context
+    storage_clear(context);  // the runtime's destructors may still call this library with this context
     forget_modules(context);
     const CUresult released = release_context_objects(context);
     context.alive.store(false, std::memory_order_release);
@@ -217,7 +217,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
     const std::lock_guard hold(contexts_lock());
     if (context->flags == flags) return CUDA_SUCCESS;
     context->flags = flags;
-    if (!context->alive.load(std::memory_order_acquire)) return CUDA_SUCCESS;  // context_create will carry them
+    if (!context->alive.load(std::memory_order_acquire)) return CUDA_SUCCESS;  // context_create will carry the flags
     return submit(wire::ContextFlags{.context = context->number, .flags = flags});
 }
 
@@ -247,7 +247,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx) {
     Context* context = find(ctx);
     if (context == nullptr || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
     const CUresult result = destroy_context(*context);
-    // It leaves the calling thread's stack; other threads find a dead context on theirs.
+    // The context is removed from the calling thread's stack; on other threads' stacks it stays as a dead context.
     if (top_context() == context) context_stack().pop_back();
     retire(context);
     return result;
@@ -279,7 +279,7 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
     if (CUresult r = require_session(); r) return r;
     auto& stack = context_stack();
     if (ctx == nullptr) {
-        if (!stack.empty()) stack.pop_back();  // as the driver has it: what was below comes back
+        if (!stack.empty()) stack.pop_back();  // as in the driver: the entry below becomes current again
         return CUDA_SUCCESS;
     }
     Context* context = find(ctx);

@@ -1,8 +1,8 @@
 // The life of contexts: which exist, which are active, and what ends with them.
 //
-// A primary context is one object for each device, for ever: programs hold its
-// handle before it is active and after a reset. It has a new number on the wire
-// each time it becomes active. Other contexts are made and destroyed once.
+// A primary context is one object for each device, for the life of the process: programs hold its handle before it is
+// active and after a reset. It has a new number on the wire each time it becomes active. Other contexts are made and
+// destroyed once.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@
 
 namespace rgpu {
 
-// What this side keeps with a context, in Context::extension.
+// Client-side state of a context, in Context::extension.
 struct ContextExtras {
     std::atomic<int> cache_config{0};
-    std::set<std::uint64_t> peers;  // contexts, by number, whose memory it was given access to; guarded by Context::lock
-    std::thread::id ending;  // the thread that destroys it now, else none; guarded by the contexts' lock
+    std::set<std::uint64_t> peers;  // numbers of contexts whose memory it may access; guarded by Context::lock
+    std::thread::id ending;  // the thread that is destroying it, else none; guarded by the contexts' lock
 };
 
 inline ContextExtras& extras(Context& context) { return *static_cast<ContextExtras*>(context.extension.get()); }
 
-// Makes a context current for as long as this lives, where `result` is no error.
+// Makes a context current for the lifetime of this object, where `result` is no error.
 struct InContext {
     explicit InContext(CUcontext context) : result(cuCtxPushCurrent_v2(context)) {}
     InContext(const InContext&) = delete;
@@ -38,10 +38,10 @@ struct InContext {
 // The primary context of the program's device, active or not; nullptr where there is no such device.
 Context* primary_context(CUdevice device);
 
-// Makes it active if it is not (context_create goes into the journal), and counts a retain.
+// Makes the context active if it is not (context_create is added to the journal), and counts a retain.
 CUresult retain_primary(Context& context);
 
-// Undoes one retain; the last one destroys. CUDA_ERROR_INVALID_CONTEXT when there is none.
+// Undoes one retain; the last one destroys the context. CUDA_ERROR_INVALID_CONTEXT when there is none.
 CUresult release_primary(Context& context);
 
 // The context that a handle names; NULL means the thread's current one. Dead
@@ -51,9 +51,9 @@ CUresult context_or_current(CUcontext handle, Context*& context);
 // The top of the calling thread's stack, dead or alive; nullptr when it is empty.
 Context* top_context();
 
-// Ends what the context owns (storage of libraries, modules, memory, streams,
-// events), then the context. Waits for its work. Nothing happens to a context
-// that is dead, or that another thread is ending; a retain meanwhile waits.
+// Ends the objects that the context owns (storage of libraries, modules, memory, streams, events), then the context.
+// Waits for its work. Does nothing to a context that is dead, or that another thread is ending; a retain meanwhile
+// waits.
 CUresult destroy_context(Context& context);
 
 // ---- context-local storage (context_storage.cpp)

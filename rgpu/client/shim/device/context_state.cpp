@@ -1,4 +1,4 @@
-// cuCtx* that ask about a context or set what only the client needs to know.
+// cuCtx* functions that query a context or set state that only the client needs.
 #include <algorithm>
 
 #include "capturing.hpp"
@@ -18,8 +18,8 @@ const DeviceFacts& facts_of(const Context& context) {
 
 constexpr std::uint64_t kLargestStack = 512 << 10;  // local memory of a thread, bytes
 
-// A limit's value before it is set; false for one that the device does not have.
-// As driver 580 answers on an H200, where the value follows from attributes.
+// A limit's value before it is set; false for a limit that the device does not have. As driver 580 answers on an H200,
+// where the value follows from attributes.
 bool default_limit(const Context& context, int limit, std::uint64_t* value) {
     const DeviceFacts& device = facts_of(context);
     const auto attribute = [&](int which) {
@@ -56,7 +56,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
     const Context* context = top_context();
     if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *device = context->device;  // a dead context answers as well
+    *device = context->device;  // answered for a dead context as well
     return CUDA_SUCCESS;
 }
 
@@ -82,7 +82,7 @@ CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int* version) {
     Context* context = nullptr;
     if (CUresult r = context_or_current(ctx, context); r) return r;
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *version = 3020;  // of cuCtxCreate_v2, which every context here is made as
+    *version = 3020;  // version of cuCtxCreate_v2, which makes every context here
     return CUDA_SUCCESS;
 }
 
@@ -135,7 +135,7 @@ CUresult cuCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) 
     return CUDA_SUCCESS;
 }
 
-// Cache and bank preferences are hints which no device that we serve obeys: kept so that they read back.
+// Cache and bank preferences are hints without effect on the devices served: stored so that they read back.
 CUresult cuCtxGetCacheConfig(CUfunc_cache* pconfig) {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return r;
@@ -184,7 +184,7 @@ CUresult cuCtxSynchronize() {
         return api_.leave(require());
     }
     if (CUresult r = wait_and_tell(*context); r) return api_.leave(r);
-    return api_.leave(require());  // an execution error that the wait brought to light
+    return api_.leave(require());  // an execution error that the wait revealed
 }
 
 // ---------------------------------------------------------------- peers
@@ -197,7 +197,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
     if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
     if (!can_access_peer(context->device, peer->device)) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    // The server gives every device of a session access to the memory of those that it reaches: nothing to send.
+    // The server gives every device of a session access to the memory of the devices that it reaches: nothing to send.
     const std::lock_guard hold(context->lock);
     return extras(*context).peers.insert(peer->number).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }

@@ -1,8 +1,7 @@
-// Context-local storage: what the CUDA runtime keeps with a context.
+// Context-local storage: state that the CUDA runtime stores with a context.
 //
-// The runtime registers a destructor with each value and relies on it to drop
-// its own state when the context ends; without that a second cudaDeviceReset
-// would find modules of the first life.
+// The runtime registers a destructor with each value and relies on it to drop its own state when the context ends;
+// without the destructors a second cudaDeviceReset would find modules of the first context.
 #include "context.hpp"
 
 namespace rgpu {

@@ -29,14 +29,14 @@ Visibility& visibility() {
     return *state;
 }
 
-// What this library refuses, whatever the server has. Programs ask before they
-// use these, so the answer decides whether they take a way that works.
+// Attributes whose functions this library refuses, whatever the server supports. Programs query them before they use
+// these functions, so the answer decides whether they choose a supported alternative.
 constexpr int kNeverClaimed[] = {
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
     CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
-    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,  // a kernel has another address of it
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,  // its address for kernels is another one
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
     CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED,
@@ -60,8 +60,8 @@ constexpr int kNeverClaimed[] = {
     CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
 };
 
-// The session's devices in the order that CUDA_VISIBLE_DEVICES counts them in: as the session lists them
-// (fastest first), or by PCI address where CUDA_DEVICE_ORDER asks for it.
+// The session's devices in the order in which CUDA_VISIBLE_DEVICES counts them: as the session lists them (fastest
+// first), or by PCI address where CUDA_DEVICE_ORDER requires it.
 std::vector<int> device_order() {
     std::vector<int> order(program_devices().size());
     std::iota(order.begin(), order.end(), 0);
@@ -75,13 +75,13 @@ std::vector<int> device_order() {
     return order;
 }
 
-// cuInit succeeded in this process, with at least one device.
+// Requires that cuInit succeeded in this process, with at least one device.
 CUresult require_devices() {
     if (CUresult r = require_session(); r) return r;
     return device_count() > 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-// The facts of the program's device, or why there are none.
+// Looks up the facts of the program's device; the error if there are none.
 CUresult look_up(CUdevice device, const DeviceFacts*& facts_of) {
     if (CUresult r = require_devices(); r) return r;
     facts_of = device_facts(device);
@@ -93,7 +93,7 @@ struct PciAddress {
     bool operator==(const PciAddress&) const = default;
 };
 
-// "[domain:]bus:device[.function]", hexadecimal, all of it.
+// Parses "[domain:]bus:device[.function]", hexadecimal; the whole text must match.
 bool parse_pci(const char* text, PciAddress* out) {
     PciAddress address;
     int used = 0;
@@ -115,7 +115,7 @@ bool parse_pci(const char* text, PciAddress* out) {
 
 bool nothing_visible() {
     const char* value = std::getenv("CUDA_VISIBLE_DEVICES");
-    // With more devices than any host has, "nothing" can only come from the value itself.
+    // With more devices than any host has, "nothing" can only follow from the value itself.
     return value != nullptr && (*value == '\0' || std::strncmp(value, "-1", 2) == 0);
 }
 
@@ -192,7 +192,7 @@ bool device_attribute(const DeviceFacts& device, int attribute, int* value) {
         case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = device.pci_bus; return true;
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = device.pci_device; return true;
         case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
-            *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;  // what of a GPU's ways is implemented, and of any device's
+            *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;  // the one implemented, on every device
             return true;
         default: break;
     }
@@ -246,14 +246,14 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice dev) { return cuDeviceGetUuid_v2
 CUresult cuDeviceGetLuid(char*, unsigned int*, CUdevice dev) {
     const DeviceFacts* device = nullptr;
     if (CUresult r = look_up(dev, device); r) return r;
-    return CUDA_ERROR_NOT_SUPPORTED;  // Windows only, as with every Linux driver
+    return CUDA_ERROR_NOT_SUPPORTED;  // Windows only, as in every Linux driver
 }
 
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
     const DeviceFacts* device = nullptr;
     if (CUresult r = look_up(dev, device); r) return r;
     if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    // What the session may use: programs size their pools from it.
+    // The memory that the session may use: programs size their pools by it.
     const std::uint64_t quota = facts().quota;
     *bytes = quota != 0 ? std::min(quota, device->total_memory) : device->total_memory;
     return CUDA_SUCCESS;
@@ -306,7 +306,7 @@ CUresult cuDeviceGetPCIBusId(char* pciBusId, int len, CUdevice dev) {
     const int wanted = std::snprintf(pciBusId, static_cast<std::size_t>(len), "%04x:%02x:%02x.0",
                                      static_cast<unsigned>(device->pci_domain), static_cast<unsigned>(device->pci_bus),
                                      static_cast<unsigned>(device->pci_device));
-    return wanted < len ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;  // the driver leaves the cut text as well
+    return wanted < len ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;  // the driver, too, leaves the truncated text
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* pciBusId) {

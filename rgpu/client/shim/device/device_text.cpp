@@ -1,8 +1,6 @@
-// What kernels print. It comes ahead of the answer or the watermark by which the
-// program learns that they ran, waits here, and is written to the program's own
-// standard output, with the program's own stdio, by the thread that comes back
-// from a call that prints on a real driver: so it stands in its place among what
-// the program prints itself.
+// Text that kernels print. It is received before the answer or the watermark that reports to the program that they ran,
+// is stored here, and is written to the program's own standard output, with the program's own stdio, by the thread that
+// returns from a call that prints on a real driver: so it is in the right place between the program's own output.
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -17,15 +15,15 @@
 namespace rgpu {
 namespace {
 
-// Beyond this the thread that reads answers writes: a program that never waits prints all the same, and the
-// text that is under way stays bounded by the answer ring.
+// Above this length the thread that reads answers writes the text: a program that never waits prints all the same, and
+// the text in transit stays bounded by the answer ring.
 constexpr std::size_t LONGEST = 1u << 20;
 
 struct DeviceText {
-  std::mutex lock;           // of the next two
+  std::mutex lock;           // guards `waiting` and `count`
   std::string waiting;
-  std::uint64_t count = 0;   // bytes of the session's text that came so far
-  std::mutex writing;        // held while a batch is written: whoever comes meanwhile returns only then
+  std::uint64_t count = 0;   // bytes of the session's text received so far
+  std::mutex writing;        // held while a batch is written: a thread that calls meanwhile returns after that
   std::atomic<bool> some{false}, busy{false};  // there is text waiting; a batch is being written
 };
 
@@ -34,14 +32,14 @@ DeviceText& text() {
   return *t;
 }
 
-// `writing` held.
+// Requires `writing` held.
 void write_out(DeviceText& t) {
   std::string batch;
   {
     std::lock_guard guard(t.lock);
     batch.swap(t.waiting);
     t.busy.store(true, std::memory_order_relaxed);
-    t.some.store(false, std::memory_order_release);  // who sees this sees `busy`
+    t.some.store(false, std::memory_order_release);  // a thread that reads this store sees `busy`
   }
   const int before = errno;
   if (!batch.empty()) std::fwrite(batch.data(), 1, batch.size(), stdout);
@@ -62,7 +60,7 @@ bool take_device_text(const std::uint8_t* at, const std::uint8_t* end) {
   {
     std::lock_guard guard(t.lock);
     if (position > t.count) return false;  // a hole
-    const std::uint64_t had = t.count - position;  // of this piece, which came again
+    const std::uint64_t had = t.count - position;  // bytes of this piece that were received before
     if (had >= size) return true;
     t.waiting.append(reinterpret_cast<const char*>(at + had), size - had);
     t.count += size - had;
@@ -75,7 +73,7 @@ bool take_device_text(const std::uint8_t* at, const std::uint8_t* end) {
 
 void print_device_text() {
   DeviceText& t = text();
-  // Another thread may be writing what this one came for.
+  // Another thread may be writing the text that this call must print.
   if (!t.some.load(std::memory_order_acquire) && !t.busy.load(std::memory_order_acquire)) return;
   std::lock_guard guard(t.writing);
   write_out(t);
@@ -84,7 +82,7 @@ void print_device_text() {
 void print_last_device_text() {
   DeviceText& t = text();
   if (!t.some.load(std::memory_order_acquire)) return;
-  for (int i = 0; i < 100; ++i) {  // whoever holds it may never let go: the process ends
+  for (int i = 0; i < 100; ++i) {  // the holder may never release the lock: the process ends
     if (std::unique_lock guard(t.writing, std::try_to_lock); guard.owns_lock()) return write_out(t);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -1,5 +1,5 @@
-// cuOccupancy*: computed here from the device's facts and the load's table; what
-// concerns clusters is asked of the worker, once for each set of arguments.
+// cuOccupancy*: computed here from the device's facts and the load's table; cluster occupancy is requested from the
+// worker, once for each set of arguments.
 #include <algorithm>
 #include <climits>
 #include <map>
@@ -20,7 +20,7 @@ struct Question {
     Function* function = nullptr;
 };
 
-// What the formula needs of a function (or of a kernel: here the driver takes both).
+// Input of the formula for a function (or a kernel: the driver accepts both here).
 CUresult question(CUfunction handle, Question& out) {
     if (CUresult r = require_session(); r) return r;
     if (Object* kernel = find_object(handle, Kind::kernel)) {
@@ -59,7 +59,7 @@ bool valid_flags(unsigned flags) { return (flags & ~unsigned{CU_OCCUPANCY_DISABL
 
 enum Form : std::uint32_t { ACTIVE = 0, POTENTIAL = 1 };
 
-// The worker's answers, by the question's bytes and what the program made of the function.
+// The worker's answers, by the bytes of the request and the attributes that the program set on the function.
 struct Known {
     std::mutex lock;
     std::map<std::string, std::int32_t> values;
@@ -72,7 +72,7 @@ Known& known() {
 
 constexpr std::size_t kMostKept = 4096;
 
-// How multiprocessors are grouped is not in the device's facts: the driver of the server's GPU answers.
+// The device's facts do not contain how multiprocessors are grouped: the driver of the server's GPU answers.
 CUresult ask(const Function& function, Form form, const CUlaunchConfig& config, int* value) {
     wire::ClusterOccupancy call{};
     call.module = function.module->number;

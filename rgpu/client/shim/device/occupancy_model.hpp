@@ -1,10 +1,8 @@
-// How many blocks of a kernel fit on a multiprocessor: pure arithmetic.
+// The number of blocks of a kernel that fit on a multiprocessor: pure arithmetic.
 //
-// Equal to the driver's own answers for every case recorded on an H200
-// (tests/client/shim/handshake/native_580.json). Registers are handed out to a warp
-// in units of 256, from one of four partitions; shared memory to a block in
-// units of 128 bytes (256 before compute capability 8.0), plus what the system
-// reserves for each block.
+// Equal to the driver's own answers for every case recorded on an H200 (tests/client/shim/handshake/native_580.json).
+// Registers are allocated to a warp in units of 256, from one of four partitions; shared memory to a block in units of
+// 128 bytes (256 before compute capability 8.0), plus the bytes that the system reserves for each block.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +11,7 @@
 
 namespace rgpu::occupancy {
 
-// Of CU_DEVICE_ATTRIBUTE_*.
+// Values of CU_DEVICE_ATTRIBUTE_*.
 struct Device {
     int threads_per_block = 1024;
     int threads_per_multiprocessor = 1024;
@@ -26,7 +24,7 @@ struct Device {
     int major = 7;
 };
 
-// Of CU_FUNC_ATTRIBUTE_*.
+// Values of CU_FUNC_ATTRIBUTE_*.
 struct Kernel {
     int threads_per_block = 1024;  // MAX_THREADS_PER_BLOCK
     int shared_static = 0;         // SHARED_SIZE_BYTES
@@ -86,16 +84,16 @@ Potential potential_block(const Device& device, const Kernel& kernel, Dynamic dy
             best_threads = block * fit;
             best = {fit * device.multiprocessors, block};
         }
-        if (best_threads == device.threads_per_multiprocessor) break;  // nothing can be better
+        if (best_threads == device.threads_per_multiprocessor) break;  // no other block size can be better
     }
     return best;
 }
 
-// cuOccupancyAvailableDynamicSMemPerBlock; -1 where `blocks` blocks do not fit at all.
+// The answer of cuOccupancyAvailableDynamicSMemPerBlock; -1 where `blocks` blocks do not fit at all.
 inline std::int64_t available_dynamic(const Device& device, const Kernel& kernel, int blocks, int block_size) {
     if (blocks <= 0 || block_size <= 0 || blocks_without_shared(device, kernel, block_size) < blocks) return -1;
     const std::int64_t unit = shared_unit(device);
-    // The driver leaves its own reservation out of this answer, and so do we.
+    // The driver leaves its own reservation out of this answer, and so does this function.
     const std::int64_t share = device.shared_per_multiprocessor / blocks / unit * unit;
     const std::int64_t left = std::min<std::int64_t>(share - kernel.shared_static, kernel.shared_dynamic);
     return left < 0 ? -1 : left;

@@ -1,4 +1,4 @@
-// cuGetProcAddress: by name, by the version asked for, and by the kind of default stream.
+// cuGetProcAddress: looks up by name, requested version and kind of default stream.
 #include <algorithm>
 #include <cstring>
 
@@ -17,9 +17,8 @@ struct Found {
     CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 };
 
-// A name that has per-thread variants has only those for a program that asks
-// with the per-thread flag: one of an older version is "version not sufficient",
-// as in the driver, never the variant for the legacy stream.
+// A name that has per-thread variants resolves only to those for a program that sets the per-thread flag: a variant of
+// an older version is "version not sufficient", as in the driver, never the variant for the legacy stream.
 Found look_up(const char* name, int version, std::uint64_t flags) {
     const auto before = [](const ProcEntry& entry, const char* wanted) { return std::strcmp(entry.base, wanted) < 0; };
     const ProcEntry* end = kProcTable + kProcTableSize;
@@ -38,7 +37,7 @@ Found look_up(const char* name, int version, std::uint64_t flags) {
 }
 
 bool valid(const char* symbol, void* const* pfn, int version, std::uint64_t flags) {
-    // A version of a major release that this library does not speak is an error, as in the driver.
+    // A major version that this library does not implement is an error, as in the driver.
     return symbol != nullptr && pfn != nullptr && (flags & ~(kLegacyStreams | kPerThread)) == 0 &&
            version / 1000 <= kSpokenVersion / 1000;
 }
@@ -61,7 +60,7 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int driverVersion, 
 CUresult cuGetProcAddress(const char* symbol, void** pfn, int driverVersion, uint64_t flags) {
     if (!rgpu::valid(symbol, pfn, driverVersion, flags)) return CUDA_ERROR_INVALID_VALUE;
     const auto found = rgpu::look_up(symbol, driverVersion, flags);
-    if (found.address == nullptr) return CUDA_ERROR_NOT_FOUND;  // and *pfn stays as it is
+    if (found.address == nullptr) return CUDA_ERROR_NOT_FOUND;  // *pfn is unchanged
     *pfn = found.address;
     return CUDA_SUCCESS;
 }

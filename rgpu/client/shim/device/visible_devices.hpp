@@ -1,8 +1,7 @@
 // CUDA_VISIBLE_DEVICES, as driver 580 reads it (tests/client/shim/handshake/native_580.json, "visible").
 //
-// A list of indices and "GPU-" UUID prefixes, separated by commas. The first
-// entry that names no device ends the list; what stood before it counts. A
-// device named twice makes cuInit fail with CUDA_ERROR_INVALID_DEVICE.
+// A list of indices and "GPU-" UUID prefixes, separated by commas. The first entry that names no device ends the list;
+// the entries before it count. A device named twice makes cuInit fail with CUDA_ERROR_INVALID_DEVICE.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +18,7 @@ namespace rgpu {
 
 using Uuid = std::array<std::uint8_t, 16>;
 
-// "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", lower case.
+// The text "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", in lower case.
 inline std::string uuid_text(const Uuid& uuid) {
     static constexpr char kHex[] = "0123456789abcdef";
     std::string text = "GPU-";

@@ -83,7 +83,8 @@ CUgraphNodeType node_type(const Work& work) {
       CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET,     CU_GRAPH_NODE_TYPE_HOST,
       CU_GRAPH_NODE_TYPE_GRAPH,  CU_GRAPH_NODE_TYPE_EMPTY,  CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
       CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
-      CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_HOST};  // NCCL's own are kernels, whose parameters nobody could use
+      // The last type stands for collectives: NCCL's own nodes are kernels, whose parameters would be of no use here.
+      CU_GRAPH_NODE_TYPE_CONDITIONAL, CU_GRAPH_NODE_TYPE_HOST};
   static_assert(std::size(types) == std::variant_size_v<Work>);
   return types[work.index()];
 }
@@ -130,7 +131,7 @@ void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage) {
   node.dependents.clear();
   std::erase(node.graph->nodes, &node);
   for (Graph* embedded : embedded_in(node)) end_graph(*embedded, garbage);
-  // Uses of modules and memory end outside of the lock: that publishes calls.
+  // Uses of modules and memory are released outside of the lock: their release publishes calls.
   garbage.push_back(std::make_shared<Work>(std::move(node.work)));
   node.work = EmptyWork{};
   node.graph = nullptr;

@@ -1,9 +1,8 @@
-// Graphs: client-side objects wholly. Nodes with their parameters and edges,
-// cloning, order. What a server sees of a graph is made at instantiation
-// (graph_exec.cpp); nothing of an open capture or a graph is on the wire.
+// Graphs, which exist in the client alone: nodes with their parameters and edges, cloning, order. The server's form of
+// a graph is made at instantiation (graph_exec.cpp); an open capture or a graph is not on the wire.
 //
-// Everything here is guarded by graph_lock(); no call is published, and nothing
-// of the program's runs, while it is held.
+// Everything here is guarded by graph_lock(); while it is held, no call is published and no function of the program's
+// runs.
 #pragma once
 
 #include <memory>
@@ -20,8 +19,8 @@ namespace rgpu {
 
 struct Graph;
 
-// A module that kernel nodes need: it is unloaded on the server only when no
-// graph and no executable graph holds one of these (SEMANTICS 13).
+// A module that kernel nodes need: it is unloaded on the server only when no graph and no executable graph holds a
+// ModuleUse of it (SEMANTICS 13).
 class ModuleUse {
  public:
   explicit ModuleUse(std::uint64_t module);
@@ -31,29 +30,29 @@ class ModuleUse {
  private:
   const std::uint64_t module_;
 };
-// The program unloads a module. True: graphs hold it, module_unload follows when they let go.
+// The program unloads a module. True: graphs hold it, and module_unload is published when they release it.
 bool module_used_by_graphs(std::uint64_t module);
-// The context is gone, and its modules with it: nothing is sent for them later.
+// The context has ended, and its modules with it: no unload is sent for them later.
 void forget_module(std::uint64_t module);
 
-// What cuLaunchKernel and kernel nodes have in common, checked and packed (launch.cpp).
+// The common part of cuLaunchKernel and kernel nodes, checked and packed (launch.cpp).
 struct KernelWork {
-  CUfunction handle = nullptr;  // what the program gave: a function, or a kernel
+  CUfunction handle = nullptr;  // the program's handle: a function, or a kernel
   std::uint64_t module = 0;     // on the wire
   std::uint32_t function = 0;
   Context* context = nullptr;
   unsigned grid[3] = {}, block[3] = {};
   unsigned shared = 0;
   bool cooperative = false;
-  std::vector<Parameter> table;  // where each parameter stands in `parameters`
+  std::vector<Parameter> table;  // position of each parameter in `parameters`
   std::vector<std::uint8_t> parameters;
   std::vector<CUlaunchAttribute> attributes;
   std::shared_ptr<ModuleUse> use;
-  mutable std::vector<void*> pointers;  // what cuGraphKernelNodeGetParams hands out
+  mutable std::vector<void*> pointers;  // returned by cuGraphKernelNodeGetParams
 };
 
-// launch.cpp: checks handle, grid, block, shared and cooperative of `work` in its
-// context as cuLaunchKernel does, and fills in the rest but for the attributes.
+// launch.cpp: checks handle, grid, block, shared and cooperative of `work` in its context as cuLaunchKernel does, and
+// fills in the other fields except the attributes.
 CUresult fill_kernel_work(KernelWork& work, void** kernel_params, void** extra);
 
 struct CopyWork {
@@ -84,9 +83,8 @@ struct EventWaitWork {
   CUevent event = nullptr;
 };
 
-// Memory of a graph: its address is the same in every launch. It is given back
-// when neither a graph, nor an executable one, nor an allocation that the
-// program has not freed needs it.
+// Memory of a graph: its address is the same in every launch. It is freed when no graph, no executable graph and no
+// allocation that the program has not freed needs it.
 struct GraphMemory {
   explicit GraphMemory(std::uint64_t at, std::uint64_t n, Context& owner) : address(at), size(n), context(owner) {}
   ~GraphMemory();
@@ -124,18 +122,18 @@ struct ConditionalWork {
   Condition condition;
   CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
   std::vector<Graph*> bodies;             // end with the node
-  std::shared_ptr<std::vector<CUgraph>> handles;  // of the bodies: what the program was given
+  std::shared_ptr<std::vector<CUgraph>> handles;  // of the bodies: those given to the program
 };
 
-// A group of NCCL's collectives, given to a launch's stream as it would be outside of graphs, with numbers of its own
-// each time: others count them (collectives.cpp).
+// A group of NCCL's collectives, given to a launch's stream as outside of graphs, with new numbers at each launch:
+// collectives outside of the graph are counted too (collectives.cpp).
 struct CollectivesWork {
   std::vector<CollectiveOperation> operations;  // their streams are the launch's
   std::vector<CollectiveRange> ranges;
   Context* context = nullptr;
 };
 
-// In the order of CUgraphNodeType where one exists; node_type() translates.
+// The work of a node, in the order of CUgraphNodeType where there is one; node_type() translates.
 using Work = std::variant<KernelWork, CopyWork, MemsetWork, HostWork, ChildWork, EmptyWork, EventWaitWork,
                           EventRecordWork, AllocateWork, FreeWork, BatchWork, ConditionalWork, CollectivesWork>;
 
@@ -144,7 +142,7 @@ CUgraphNodeType node_type(const Work& work);
 struct Node : Object {
   Node() : Object(Kind::graph_node) {}
   Graph* graph = nullptr;
-  std::uint64_t id = 0;           // never used again in this process
+  std::uint64_t id = 0;           // never reused in this process
   std::uint64_t cloned_from = 0;  // id of the node that this one is a copy of, 0: none
   Work work;
   std::vector<Node*> dependencies, dependents;  // in the order added, each once
@@ -162,7 +160,7 @@ struct Graph : Object {
   bool capturing = false;       // a capture adds to it
   std::vector<Node*> nodes;     // in the order added; owned by the handle table
   std::map<UserObject*, unsigned> references;  // of user objects
-  std::map<std::uint64_t, Condition> conditions;  // by handle; those that no node has yet
+  std::map<std::uint64_t, Condition> conditions;  // by handle; only conditions that no node has yet
   CUgraph graph_handle() const { return static_cast<CUgraph>(handle); }
 };
 
@@ -171,32 +169,32 @@ std::mutex& graph_lock();
 inline Graph* find(CUgraph h) { return static_cast<Graph*>(find_object(h, Kind::graph)); }
 inline Node* find(CUgraphNode h) { return static_cast<Node*>(find_object(h, Kind::graph_node)); }
 
-// A new graph with a handle; nullptr when there is no room for handles.
+// A new graph with a handle; nullptr when the handle table is full.
 Graph* make_graph();
-// Adds a node behind `dependencies` (each once). nullptr: no room.
+// Adds a node ordered after `dependencies` (each once). nullptr: the handle table is full.
 Node* add_node(Graph& graph, Work work, const std::vector<Node*>& dependencies);
-// Ends the graph, its nodes, what is embedded in them and its references. The
-// user objects to destroy and the memory to give back are freed with `garbage`.
+// Ends the graph, its nodes, the graphs embedded in them and its references. The user objects to destroy and the memory
+// to free are released with `garbage`.
 void end_graph(Graph& graph, std::vector<std::shared_ptr<void>>& garbage);
 void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage);
-bool add_edge(Node& from, Node& to);     // false: it was there
-bool remove_edge(Node& from, Node& to);  // false: it was not
-// A copy, node by node in the same order, with handles. nullptr: no room.
+bool add_edge(Node& from, Node& to);     // false: the edge existed
+bool remove_edge(Node& from, Node& to);  // false: there was no such edge
+// A copy, node by node in the same order, with handles. nullptr: the handle table is full.
 Graph* clone_graph(const Graph& graph);
-// The nodes with each behind all that it depends on; nullopt: a cycle.
+// The nodes with each after all that it depends on; nullopt: a cycle.
 std::optional<std::vector<Node*>> ordered(const Graph& graph);
-// `node` is one of `from`, or one of them depends on it, directly or not.
+// Whether `node` is one of `from`, or one of `from` depends on it, directly or not.
 bool reachable(const std::vector<Node*>& from, const Node* node);
-// The node of `clone` (or of what is embedded in it) that was cloned from the node with that id.
+// The node of `clone` (or of a graph embedded in it) that was cloned from the node with that id.
 Node* find_clone(const Graph& clone, std::uint64_t id);
-// Bodies for a conditional node, empty, with their handles. False: no room.
+// Makes bodies for a conditional node, empty, with their handles. False: the handle table is full.
 bool make_bodies(ConditionalWork& work, std::size_t n);
-// The node is in a body of a conditional node, at any depth.
+// Whether the node is in a body of a conditional node, at any depth.
 bool in_body(const Node& node);
 bool has_conditionals(const Graph& graph);
 // The graphs within a node: the one embedded in it, or the bodies of a conditional node.
 std::vector<Graph*> embedded_in(const Node& node);
-// True if a node of the graph, or of one embedded in it, satisfies `test`.
+// Whether a node of the graph, or of a graph embedded in it, satisfies `test`.
 bool any_node(const Graph& graph, bool (*test)(const Node&));
 
 // user_object.cpp

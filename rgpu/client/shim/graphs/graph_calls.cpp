@@ -1,4 +1,4 @@
-// Graphs as a whole: creation, copies, nodes and edges, the picture for debugging.
+// Functions on whole graphs: creation, copies, nodes and edges, the drawing for debugging.
 #include <algorithm>
 #include <cstdio>
 
@@ -8,7 +8,7 @@
 namespace rgpu {
 namespace {
 
-// The way in which all of these answer: with room for *n handles, or only their number.
+// Returns handles as all of these functions do: as many as *n has room for, or only their number.
 template <class Handle>
 CUresult hand_out(const std::vector<Handle>& found, Handle* out, std::size_t* n) {
   if (!n) return CUDA_ERROR_INVALID_VALUE;

@@ -1,4 +1,5 @@
-// Executable graphs: instantiation, and what comes before a launch. See graph_exec.hpp; graph_launch.cpp, graph_update.cpp.
+// Executable graphs: instantiation, and the checks and updates before a launch. See graph_exec.hpp; graph_launch.cpp,
+// graph_update.cpp.
 #include "graph_exec.hpp"
 #include "profile.hpp"
 
@@ -17,7 +18,7 @@ bool context_lives(const GraphExec& exec) {
   return exec.context->alive && exec.context->number == exec.context_number;
 }
 
-// Embedded graphs too.
+// Indexes nodes by id, those of embedded graphs too.
 void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& nodes) {
   for (Node* node : graph.nodes) {
     nodes[node->cloned_from] = node;
@@ -25,7 +26,7 @@ void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& n
   }
 }
 
-// Contexts that nodes name, embedded graphs too, in their order.
+// Contexts that nodes name, also in embedded graphs, in the order of the nodes.
 void contexts_of_nodes(const Graph& graph, std::vector<Context*>& found) {
   for (const Node* node : graph.nodes) {
     for (const Graph* embedded : embedded_in(*node)) contexts_of_nodes(*embedded, found);
@@ -33,7 +34,7 @@ void contexts_of_nodes(const Graph& graph, std::vector<Context*>& found) {
   }
 }
 
-// Where an executable graph belongs to: the current context, or that of the last node where none is on its device.
+// The context of an executable graph: the current one, or the last node's where no node is on the current one's device.
 Context* home_of(const Graph& graph, Context* current) {
   std::vector<Context*> found;
   contexts_of_nodes(graph, found);
@@ -67,7 +68,7 @@ void destroy_sections(const Program& program) {
   for (const GraphPart& section : program.sections) {
     wire::GraphExecDestroy call{};
     call.exec = section.number;
-    if (section.number && !section.life.over()) submit(call);  // else it ended with the context
+    if (section.number && !section.life.over()) submit(call);  // otherwise the section ended with the context
   }
 }
 
@@ -76,7 +77,7 @@ struct Problem {
   Node* node = nullptr;
 };
 
-// Conditions that were made for the graph, or one within it, and that no node has.
+// Whether a condition was made for the graph, or for one within it, that no node has.
 bool unused_conditions(const Graph& graph) {
   if (!graph.conditions.empty()) return true;
   for (const Node* node : graph.nodes)
@@ -131,7 +132,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     exec->unsure = find_stray(*exec->graph, exec->disabled) != nullptr;
   }
   if (exec->unsure)
-    exec->rebuild = true;  // at the first launch, if what its nodes point to is there by then
+    exec->rebuild = true;  // at the first launch, if the memory that its nodes point to exists by then
   else if (CUresult r = publish_sections(*exec, exec->program); r)
     return r;
   void* given = enroll(std::move(made));
@@ -148,7 +149,7 @@ bool misplaced_now(const GraphExec& exec) {
   return misplaced(*exec.graph) != nullptr;
 }
 
-// Tells the server what was changed since the last launch. exec.lock held.
+// Sends the server the changes since the last launch. exec.lock held.
 CUresult send_changes(GraphExec& exec) {
   exec.replaced.clear();
   if (exec.rebuild) {
@@ -159,7 +160,7 @@ CUresult send_changes(GraphExec& exec) {
     }
     if (divided(*program) || misplaced_now(exec)) return CUDA_ERROR_NOT_SUPPORTED;
     destroy_sections(exec.program);
-    exec.program = std::move(*program);  // its edges are those of a graph that was in order
+    exec.program = std::move(*program);  // without a cycle: its edges are those of a graph that was ordered before
     exec.rebuild = false;
     exec.changed.clear();
     return publish_sections(exec, exec.program);
@@ -187,8 +188,8 @@ CUresult send_changes(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
-// Pointers that were not looked up since they were given: as a node's own call would, but at the launch. What was
-// found once is not looked up again: memory that is freed meanwhile is the device's to find out. exec.lock held.
+// Looks up pointers that were set since the last check: as a call outside of graphs would, but at the launch. A pointer
+// found once is not looked up again: if its memory is freed meanwhile, the device reports the error. exec.lock held.
 CUresult check_pointers(GraphExec& exec) {
   if (!exec.unsure) return CUDA_SUCCESS;
   std::lock_guard guard(graph_lock());
@@ -201,7 +202,8 @@ CUresult check_pointers(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
-// What steps need is still there: contexts, communicators, arrays. Nothing is launched before that is seen. exec.lock held.
+// Checks that the contexts, communicators and arrays that steps need exist. Nothing is launched before that. exec.lock
+// held.
 CUresult check_steps(const GraphExec& exec) {
   std::lock_guard guard(graph_lock());
   for (const LaunchStep& step : exec.program.steps) {
@@ -229,7 +231,7 @@ CUresult capture_launch(GraphExec& exec, const StreamRef& stream, bool& taken) {
     if (CUresult r = cuStreamIsCapturing(static_cast<CUstream>(stream.object->handle), &status); r) return r;
     if (status == CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
     std::lock_guard guard(graph_lock());
-    if (has_conditionals(*exec.graph)) return CUDA_ERROR_NOT_SUPPORTED;  // no embedded graph may have them
+    if (has_conditionals(*exec.graph)) return CUDA_ERROR_NOT_SUPPORTED;  // no embedded graph may have conditional nodes
     copy = clone_graph(*exec.graph);
     if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -318,7 +320,7 @@ CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) {
   return api_.leave(launch(hGraph, hStream));
 }
 
-CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) {  // an instantiated graph is at the server already
+CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) {  // an instantiated graph is on the server already
   if (CUresult r = require(); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;

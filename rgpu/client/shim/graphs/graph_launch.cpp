@@ -1,4 +1,4 @@
-// Launches of executable graphs: which stream each step is given to, and what orders them. See graph_exec.hpp.
+// Launches of executable graphs: the stream that each step is given to, and the order of the steps. See graph_exec.hpp.
 #include <algorithm>
 
 #include "capturing.hpp"
@@ -27,7 +27,7 @@ CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
   return CUDA_SUCCESS;
 }
 
-// A node that this side does, as the call that does it outside of graphs.
+// Carries out a node of the client's by the call that does the same outside of graphs.
 CUresult do_step(const Work& work, CUstream stream) {
   if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
   if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
@@ -46,23 +46,24 @@ CUresult do_step(const Work& work, CUstream stream) {
     there = find(wait->event);
     r = cuStreamWaitEvent(stream, wait->event, 0);
   }
-  return r == CUDA_ERROR_INVALID_HANDLE && !there ? CUDA_SUCCESS : r;  // it was destroyed: nobody can ask for it
+  return r == CUDA_ERROR_INVALID_HANDLE && !there ? CUDA_SUCCESS : r;  // the event was destroyed: no call can query it
 }
 
-// One launch of a graph with several steps. Those of the launch's own device go to its stream, those of another device to
-// a stream of the executable graph's there (a lane), behind the launch's beginning; its end is behind all of them.
+// One launch of a graph with several steps. Steps of the launch's own device are given to its stream, those of another
+// device to a stream of the executable graph's there (a lane), ordered after the launch's beginning; the launch's end
+// is ordered after all of them.
 class Launch {
  public:
   Launch(GraphExec& exec, const StreamRef& stream, CUstream handle)
       : exec_(exec), own_(*stream.context), own_number_(stream.number), steps_(exec.program.steps) {
-    lanes_[own_.device] = {&own_, handle, 1, {}};  // its first event is recorded behind the launch
+    lanes_[own_.device] = {&own_, handle, 1, {}};  // its first event is recorded after the launch
   }
 
   CUresult run() {
     if (CUresult r = begin(); r) return r;
     CUresult result = CUDA_SUCCESS;
     for (std::size_t i = 0; i < steps_.size() && !result; ++i) result = take(i);
-    const CUresult ended = end();  // also of a part: what was given is behind the launch's stream
+    const CUresult ended = end();  // also after a failure: the steps given so far are ordered into the launch's stream
     return result ? result : ended;
   }
 
@@ -70,8 +71,8 @@ class Launch {
   struct Lane {
     Context* context = nullptr;
     CUstream stream = nullptr;
-    std::size_t used = 0;                       // of its events
-    std::map<CUdevice, std::size_t> waited;     // for steps of another lane, up to the one before this
+    std::size_t used = 0;                       // number of its events in use
+    std::map<CUdevice, std::size_t> waited;     // by device: it waited for that lane's steps below this
   };
 
   CUdevice device_of(std::size_t step) const {
@@ -79,7 +80,7 @@ class Launch {
     return context ? context->device : own_.device;
   }
 
-  // A launch comes behind the last one, whatever streams they are in.
+  // A launch is ordered after the previous launch, whatever streams they are in.
   CUresult begin() {
     needed_.resize(steps_.size());
     for (std::size_t i = 0; i < steps_.size(); ++i) {
@@ -125,7 +126,7 @@ class Launch {
     return do_step(work, lane.stream);
   }
 
-  // Its stream on a device that is not the launch's, behind the launch's beginning.
+  // Makes the stream on a device that is not the launch's, ordered after the launch's beginning.
   CUresult open(Context& context) {
     if (!context.alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     CUstream& stream = lane_of(context).stream;
@@ -175,9 +176,9 @@ class Launch {
   const std::vector<LaunchStep>& steps_;
   std::map<CUdevice, Lane> lanes_;
   std::vector<bool> needed_;      // by a later step in another lane
-  std::vector<CUevent> events_;   // behind each such step
+  std::vector<CUevent> events_;   // recorded after each such step
   CUevent begun_ = nullptr;
-  bool several_ = false;          // devices
+  bool several_ = false;          // the launch uses several devices
 };
 
 }  // namespace
@@ -204,7 +205,7 @@ CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
 
 void end_lanes(GraphExec& exec) {
   for (auto& [number, lane] : exec.lanes) {
-    if (lane.life.over()) continue;  // they ended with it
+    if (lane.life.over()) continue;  // streams and events ended with the context
     for (CUevent event : lane.events) cuEventDestroy_v2(event);
     if (lane.stream) cuStreamDestroy_v2(lane.stream);
   }

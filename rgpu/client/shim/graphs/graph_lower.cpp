@@ -1,5 +1,5 @@
-// From a graph to what a launch does: sections for the server, steps for the
-// client, and the bytes of a section. graph_lock() is held by the callers.
+// Translates a graph into the parts of a launch: sections for the server, steps for the client, and the bytes of a
+// section. The callers hold graph_lock().
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,7 +11,7 @@
 namespace rgpu {
 namespace {
 
-// One node of the graph with everything embedded unfolded, and the items it waits for.
+// One node of the graph with all embedded graphs unfolded, and the items it waits for.
 struct Item {
   Node* node;
   std::vector<std::size_t> before;
@@ -22,8 +22,8 @@ void join(std::vector<std::size_t>& into, const std::vector<std::size_t>& more) 
     if (std::ranges::find(into, item) == into.end()) into.push_back(item);
 }
 
-// Appends the graph's items, each behind those it waits for; roots wait for
-// `entry`. `exits`: what to wait for to have waited for the graph.
+// Appends the graph's items, each after the items it waits for; roots wait for `entry`. `exits`: the items to wait for
+// to have waited for the graph.
 bool unfold(const Graph& graph, const std::vector<std::size_t>& entry, std::vector<Item>& items,
             std::vector<std::size_t>& exits) {
   auto order = ordered(graph);
@@ -53,7 +53,8 @@ bool in_host_memory(CUmemorytype type, std::uint64_t address) {
   return kind == Place::Kind::pinned || kind == Place::Kind::registered || (type == CU_MEMORYTYPE_UNIFIED && kind == Place::Kind::host);
 }
 
-// What waits for something outside of the graph comes as late as it can, what others wait for as early.
+// Order among nodes that are ready: nodes that wait for work outside of the graph as late as possible, nodes that such
+// work waits for as early as possible.
 int rank(const Node& node) {
   if (std::holds_alternative<CollectivesWork>(node.work)) return 3;
   switch (node_type(node.work)) {
@@ -147,7 +148,7 @@ void write_node(Writer& out, const Node& node, const Indexes& dependencies, cons
   } else if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) {
     head(CONDITIONAL);
     write_conditional(out, *conditional, disabled);
-  } else {  // memory nodes too: what they do is this side's
+  } else {  // memory nodes too: the client does their work
     head(EMPTY);
   }
 }
@@ -171,7 +172,7 @@ void each_word(const KernelWork& kernel, Use&& use) {
   }
 }
 
-// Bodies without a cycle, and not deeper than servers read them.
+// Whether all bodies are without a cycle, and no deeper than servers read them.
 bool in_order(const std::vector<Item>& items, unsigned depth) {
   for (const Item& item : items) {
     const auto* conditional = std::get_if<ConditionalWork>(&item.node->work);
@@ -205,7 +206,7 @@ bool on_client(const Node& node) {
   if (in_body(node)) return false;
   if (const auto* work = std::get_if<CopyWork>(&node.work)) {
     const CUDA_MEMCPY3D& c = work->copy;
-    if (names_array(c)) return true;  // through its memory: several calls
+    if (names_array(c)) return true;  // copied through the array's memory: several calls
     return in_host_memory(c.srcMemoryType, c.srcMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.srcDevice) ||
            in_host_memory(c.dstMemoryType, c.dstMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.dstDevice);
   }
@@ -231,7 +232,7 @@ Context* context_of_work(const Work& work) {
 
 namespace {
 
-// Puts items, each behind those that it waits for, into steps.
+// Puts items, each after those that it waits for, into steps.
 class Stepping {
  public:
   Stepping(const std::vector<Item>& items, Context& home) : items_(items), home_(home), step_of_(items.size()) {}
@@ -261,8 +262,8 @@ class Stepping {
   Program program;
 
  private:
-  // The section of its device that takes more, or a new one: behind all that the item waits for on other devices. Those
-  // take nothing more from then on, or two sections could wait for each other.
+  // The open section of the item's device, or a new one: after all that the item waits for on other devices. The
+  // sections there are closed, because two sections could otherwise wait for each other.
   std::size_t section_for(std::size_t i) {
     Context* context = context_of_work(items_[i].node->work);
     if (!context || context->device == home_.device) context = &home_;
@@ -294,7 +295,7 @@ class Stepping {
   Context& home_;
   std::vector<std::size_t> step_of_;
   std::unordered_map<std::size_t, std::uint32_t> local_;  // item → index in its section
-  std::map<CUdevice, std::size_t> open_;                  // steps: sections that take more
+  std::map<CUdevice, std::size_t> open_;                  // steps: open sections
 };
 
 }  // namespace
@@ -340,7 +341,7 @@ void find_pinned(GraphPart& section) {
   each_node(section.nodes, [&](const Node& node) {
     if (const auto* set = std::get_if<MemsetWork>(&node.work)) add(set->set.dst);
     if (const auto* kernel = std::get_if<KernelWork>(&node.work)) each_word(*kernel, add);
-    if (const auto* copy = std::get_if<CopyWork>(&node.work)) {  // in a body: elsewhere those with host memory are steps
+    if (const auto* copy = std::get_if<CopyWork>(&node.work)) {  // in a body: elsewhere such a copy is a step
       const CopyEnds ends = ends_of(copy->copy);
       add(ends.source);
       add(ends.destination);
@@ -387,7 +388,7 @@ std::vector<std::uint8_t> encode_changes(const std::vector<std::pair<std::uint32
   out.put(static_cast<std::uint32_t>(changes.size()));
   for (auto [index, node] : changes) {
     out.put(index);
-    write_node(out, *node, {}, disabled);  // what it depends on stays
+    write_node(out, *node, {}, disabled);  // its dependencies are unchanged
   }
   return std::move(out.bytes);
 }

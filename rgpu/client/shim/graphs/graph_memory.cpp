@@ -1,6 +1,5 @@
-// Memory nodes (SEMANTICS 11): the address of an allocation node is chosen when
-// the node is made, from the session's own range, and backed from then on. A
-// launch marks it allocated; a free, in a graph or by the program, marks it free.
+// Memory nodes (SEMANTICS 11): the address of an allocation node is chosen when the node is made, from the session's
+// own range, and backed from then on. A launch marks it allocated; a free, in a graph or by the program, marks it free.
 #include <unordered_map>
 
 #include "capturing.hpp"
@@ -52,7 +51,7 @@ CUresult make_graph_memory(Context& context, std::uint64_t size, std::shared_ptr
 }
 
 bool free_graph_memory(std::uint64_t address) {
-  std::shared_ptr<GraphMemory> last;  // may be the end of it: outside of the lock
+  std::shared_ptr<GraphMemory> last;  // released outside of the lock: this may be the last reference
   GraphMemories& m = memories();
   std::lock_guard guard(m.lock);
   auto it = m.known.find(address);
@@ -121,7 +120,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
   }
 }
 
-// The high marks can be set to zero, which means: to what there is.
+// The high marks can only be set to zero, which resets them to the present values.
 CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void* value) {
   if (CUresult r = require(); r) return r;
   if (!device_facts(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -138,7 +137,7 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
   return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGraphMemTrim(CUdevice device) {  // memory goes back with its graphs: nothing is kept beyond
+CUresult cuDeviceGraphMemTrim(CUdevice device) {  // memory is freed with its graphs: nothing else is kept
   if (CUresult r = require(); r) return r;
   return device_facts(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

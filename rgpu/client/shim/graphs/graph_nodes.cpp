@@ -9,7 +9,7 @@
 namespace rgpu {
 namespace {
 
-// The condition of a new node: one made for the graph, or for one that it is in, which no other node has.
+// Takes the condition of a new node: one made for the graph, or for a graph that contains it, which no other node has.
 CUresult take_condition(Graph& graph, Condition& condition) {
   for (Graph* at = &graph; at; at = at->owner ? at->owner->graph : nullptr) {
     auto it = at->conditions.find(condition.handle);
@@ -21,7 +21,7 @@ CUresult take_condition(Graph& graph, Condition& condition) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-// Adds a node whose parameters are checked. `garbage` of a failure is freed when the lock is gone.
+// Adds a node whose parameters are checked. On a failure `garbage` is freed after the lock is released.
 CUresult add(CUgraphNode* out, CUgraph handle, const CUgraphNode* before, std::size_t n, Work work) {
   if (CUresult r = require(); r) return r;
   if (!out || (n && !before)) return CUDA_ERROR_INVALID_VALUE;
@@ -82,7 +82,7 @@ CUresult with(CUgraphNode handle, Use&& use) {
   return use(std::get<Kind>(node->work));
 }
 
-// Gives a node new work, which any_work() checks. The old one goes when the lock is gone.
+// Gives a node new work, checked by any_work(). The old work is freed after the lock is released.
 CUresult set(CUgraphNode handle, CUgraphNodeParams& params) {
   if (CUresult r = require(); r) return r;
   if (params.type == CU_GRAPH_NODE_TYPE_GRAPH || params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
@@ -96,7 +96,7 @@ CUresult set(CUgraphNode handle, CUgraphNodeParams& params) {
     old = node->work;
   }
   if (CUresult r = any_work(params, &old, now); r) return r;
-  if (now.index() != old.index()) return CUDA_ERROR_INVALID_VALUE;  // a captured collective says it is a host node
+  if (now.index() != old.index()) return CUDA_ERROR_INVALID_VALUE;  // a captured collective is reported as a host node
   std::lock_guard guard(graph_lock());
   Node* node = find(handle);
   if (!node) return CUDA_ERROR_INVALID_VALUE;
@@ -113,7 +113,7 @@ CUresult set_typed(CUgraphNodeType type, Member CUgraphNodeParamsValue::*member,
   return set(node, params);
 }
 
-// The program gets pointers into the node's own copy of the parameters.
+// Gives the program pointers into the node's own copy of the parameters.
 template <class Params>
 void show_kernel(const KernelWork& work, Params& out) {
   out = {};
@@ -230,13 +230,14 @@ CUresult cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, cons
                    numDependencies, *nodeParams);
 }
 
-// The value is the session's own: a server gives the driver's instead wherever it builds the graph (docs/developers/graphs.md).
+// The value is the session's own: a server replaces it by the driver's wherever it builds the graph
+// (docs/developers/graphs.md).
 CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, CUgraph hGraph, CUcontext ctx,
                                         unsigned int defaultLaunchValue, unsigned int flags) {
   if (CUresult r = require(); r) return r;
   if (!pHandle_out || (flags & ~CU_GRAPH_COND_ASSIGN_DEFAULT)) return CUDA_ERROR_INVALID_VALUE;
   Condition made;
-  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;  // as a driver (580.159): the current one is not taken
+  if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;  // as a driver (580.159): the current context is not used instead
   if (CUresult r = context_of(ctx, made.context); r) return r;
   std::lock_guard guard(graph_lock());
   Graph* graph = find(hGraph);

@@ -1,6 +1,6 @@
-// Parameters of nodes as programs give them: checked as the same calls outside of graphs are, but for what their
-// pointers point to. A graph may be made of pointers to nothing (cuDNN captures its engines so, to read the grids);
-// they are looked up before a launch (graph_pointers.cpp).
+// Parameters of nodes as programs give them: checked as in the same calls outside of graphs, except for the memory that
+// their pointers point to. A graph may be made with pointers to no memory (cuDNN captures its engines so, to read the
+// grids); they are looked up before a launch (graph_pointers.cpp).
 #include "capturing.hpp"
 #include "device.hpp"
 #include "graph_exec.hpp"
@@ -53,7 +53,7 @@ CUresult allocate_work(CUDA_MEM_ALLOC_NODE_PARAMS_v1& params, AllocateWork& work
   params.dptr = work.memory->address;
   work.params = params;
   work.access.assign(params.accessDescs, params.accessDescs + params.accessDescCount);
-  work.params.accessDescs = nullptr;  // the program's array: handed out from `access`
+  work.params.accessDescs = nullptr;  // the program's array; returned from `access` instead
   return CUDA_SUCCESS;
 }
 
@@ -61,7 +61,7 @@ CUresult allocate_work(CUDA_MEM_ALLOC_NODE_PARAMS_v1& params, AllocateWork& work
 
 CUresult kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& p, const KernelWork* keep, KernelWork& work) {
   if (CUresult r = require(); r) return r;
-  if (!p.func && !p.kern) return CUDA_ERROR_INVALID_VALUE;  // the kernel counts only where there is no function
+  if (!p.func && !p.kern) return CUDA_ERROR_INVALID_VALUE;  // `kern` is used only where there is no `func`
   KernelWork made;
   if (keep) made.attributes = keep->attributes, made.cooperative = keep->cooperative;
   made.handle = p.func ? p.func : reinterpret_cast<CUfunction>(p.kern);

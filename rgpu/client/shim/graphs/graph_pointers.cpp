@@ -1,19 +1,19 @@
-// Where nodes may stand, and what they point to: looked up at the instantiation, and before a launch.
+// Checks of where nodes may be, and of the memory they point to: at the instantiation, and before a launch.
 #include "graph_exec.hpp"
 #include "memory.hpp"
 
 namespace rgpu {
 namespace {
 
-// One end of a copy that is no host pointer: device memory, or host memory that is addressed as such.
+// Checks a side of a copy that is no host pointer: device memory, or host memory that is addressed as such.
 bool there(CUmemorytype type, std::uint64_t address, std::uint64_t span) {
   const Place place = place_of(address);
   if (place.kind == Place::Kind::invalid || address + span < address) return false;
-  if (place.kind == Place::Kind::host) return type == CU_MEMORYTYPE_UNIFIED;  // pageable: nobody knows its size
+  if (place.kind == Place::Kind::host) return type == CU_MEMORYTYPE_UNIFIED;  // pageable: its size is not known
   return place.holds(address, span);
 }
 
-// From the first byte of an end to behind its last; nullopt: more than there are addresses.
+// Bytes from the first byte of a copy's side to behind its last; nullopt: more than there are addresses.
 std::optional<std::uint64_t> span_of(std::uint64_t pitch, std::uint64_t plane, const CUDA_MEMCPY3D& c) {
   std::uint64_t rows, planes, span;
   if (__builtin_mul_overflow(pitch, c.Height - 1, &rows) || __builtin_mul_overflow(plane, c.Depth - 1, &planes) ||
@@ -46,7 +46,7 @@ bool on_server(const CUDA_MEMCPY3D& c) {
     const Place place = place_of(address);
     if (place.kind == Place::Kind::pinned) return span && place.holds(address, *span);
     if (place.kind == Place::Kind::registered) return false;
-    return place.kind != Place::Kind::host || type == CU_MEMORYTYPE_DEVICE;  // what is nowhere is found at the launch
+    return place.kind != Place::Kind::host || type == CU_MEMORYTYPE_DEVICE;  // strays are found at the launch
   };
   return reachable(c.srcMemoryType, ends.source, source) && reachable(c.dstMemoryType, ends.destination, destination);
 }

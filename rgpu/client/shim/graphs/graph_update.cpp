@@ -9,7 +9,8 @@ namespace rgpu {
 namespace {
 
 
-// What a server has of the node differs: told by itself, or, of a node in a body, with the whole graph. exec.lock held.
+// Notes that the server's copy of the node is out of date: it is sent by itself, or, for a node in a body, with the
+// whole graph. exec.lock held.
 void note_change(GraphExec& exec, const Node& node) {
   if (exec.program.places.contains(&node))
     exec.changed.insert(&node);
@@ -39,7 +40,7 @@ struct Mismatch {
   Node *node = nullptr, *from = nullptr;
 };
 
-// Pairs nodes by the order in which they were added, as the driver does for the same sequence of calls.
+// Compares nodes in the order in which they were added, as the driver does for the same sequence of calls.
 bool same_shape(const Graph& old, const Graph& now, Mismatch& found) {
   std::unordered_map<const Node*, std::size_t> index;
   for (std::size_t i = 0; i < old.nodes.size(); ++i) index[old.nodes[i]] = i;
@@ -77,11 +78,11 @@ bool same_shape(const Graph& old, const Graph& now, Mismatch& found) {
 void take_over(GraphExec& exec, const Graph& old, const Graph& now) {
   for (std::size_t i = 0; i < now.nodes.size(); ++i) {
     Node *mine = old.nodes[i], *node = now.nodes[i];
-    exec.nodes[node->id] = mine;  // parameters may be set by the new graph's nodes as well
+    exec.nodes[node->id] = mine;  // parameters may be set through the new graph's nodes as well
     const auto olds = embedded_in(*mine), news = embedded_in(*node);
     for (std::size_t part = 0; part < olds.size(); ++part) take_over(exec, *olds[part], *news[part]);
     if (auto* conditional = std::get_if<ConditionalWork>(&mine->work)) {
-      conditional->condition = std::get<ConditionalWork>(node->work).condition;  // kernels of the new graph name that one
+      conditional->condition = std::get<ConditionalWork>(node->work).condition;  // new kernels name that one
       exec.rebuild = true;
     } else if (!std::holds_alternative<ChildWork>(mine->work)) {
       replace_work(exec, *mine, node->work);
@@ -111,7 +112,7 @@ CUresult update(CUgraphExec handle, CUgraph graph_handle, Mismatch& found) {
   return CUDA_SUCCESS;
 }
 
-// The parameters of one node of an executable graph; `make(old, new)` checks and fills in the new.
+// Sets the parameters of one node of an executable graph; `make(old, new)` checks and fills in the new ones.
 template <class Kind, class Make>
 CUresult set_work(CUgraphExec handle, CUgraphNode node_handle, Make&& make) {
   if (CUresult r = require(); r) return r;

@@ -1,5 +1,5 @@
-// User objects: counted references to something of the program's, held by
-// graphs. The last one to go calls the program's destructor, outside of every lock.
+// User objects: counted references, held by graphs, to an object of the program's. Releasing the last one calls the
+// program's destructor, outside of every lock.
 #include "capturing.hpp"
 #include "session.hpp"
 
@@ -16,7 +16,7 @@ namespace {
 
 UserObject* find_user(CUuserObject handle) { return static_cast<UserObject*>(find_object(handle, Kind::user_object)); }
 
-// graph_lock held. The destructor runs when `garbage` goes.
+// Requires graph_lock. The destructor runs when `garbage` is freed.
 void release(UserObject& object, std::uint64_t n, std::vector<std::shared_ptr<void>>& garbage) {
   object.count -= n;
   if (object.count) return;

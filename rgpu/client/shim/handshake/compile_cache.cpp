@@ -25,25 +25,25 @@ namespace fs = std::filesystem;
 
 constexpr int kFailed = -1;
 constexpr char kMagic[8] = {'R', 'G', 'P', 'U', 'N', 'V', 'C', '1'};
-constexpr std::uint64_t kMostBytes = 1ull << 30;  // of all files, as a driver's own
+constexpr std::uint64_t kMostBytes = 1ull << 30;  // all files together, as in a driver's cache
 constexpr std::uint64_t kMostFile = 256ull << 20;
 
 struct Header {
     char magic[8];
     std::uint32_t version;
-    std::uint32_t crc;  // of all behind it
+    std::uint32_t crc;  // of the bytes from kCovered on
     std::uint64_t key;  // bytes
     std::uint64_t data;
 };
 static_assert(sizeof(Header) == 32);
-constexpr std::size_t kCovered = 16;  // where the bytes begin that the checksum covers
+constexpr std::size_t kCovered = 16;  // offset of the bytes that the checksum covers
 
 struct Key {
-    std::string bytes;  // all that makes the result: compared, so that no other one is ever taken for it
+    std::string bytes;  // all inputs of the compilation: compared, so that no other result is ever used
     fs::path file;
 };
 
-// The folder, from the variables that users know from the driver's cache; empty: no cache.
+// The cache folder, from the environment variables of the driver's cache; empty: no cache.
 fs::path folder() {
     const char* disabled = std::getenv("CUDA_CACHE_DISABLE");
     if (disabled && *disabled && std::strcmp(disabled, "0") != 0) return {};
@@ -58,7 +58,7 @@ std::uint64_t most_bytes() {
     return std::strtoull(text, nullptr, 10);
 }
 
-// FNV-1a; a name only: what is found under it is compared.
+// FNV-1a; used for file names only: the key in a file is compared.
 std::uint64_t hash(std::string_view bytes, std::uint64_t seed) {
     std::uint64_t value = 0xcbf29ce484222325ull ^ seed;
     for (unsigned char byte : bytes) value = (value ^ byte) * 0x100000001b3ull;
@@ -73,7 +73,7 @@ void append(std::string& bytes, const void* data, std::size_t size) {
 
 void append(std::string& bytes, const char* text) { append(bytes, text ? text : "", text ? std::strlen(text) : 0); }
 
-// The whole file; empty unless it is one, and no larger than may be.
+// The whole file; empty where the path is no regular file or the file is larger than allowed.
 std::string contents(const fs::path& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return {};
@@ -88,7 +88,7 @@ std::string contents(const fs::path& path) {
             at += static_cast<std::size_t>(n);
         }
         if (at != bytes.size()) bytes.clear();
-        ::futimens(fd, nullptr);  // used: the oldest go first
+        ::futimens(fd, nullptr);  // used now: the files used longest ago are deleted first
     }
     ::close(fd);
     return bytes;
@@ -107,7 +107,7 @@ std::string_view data_of(std::string_view bytes, std::string_view key) {
     return bytes.substr(sizeof header + header.key);
 }
 
-// The oldest go until three quarters are left, where all are more than may be.
+// Deletes the files used longest ago until three quarters of the limit are left, where all files exceed it.
 void make_room(const fs::path& where, std::uint64_t most) {
     struct File {
         fs::file_time_type used;
@@ -198,7 +198,7 @@ int keep(void* key, int, const void* data, std::uint32_t size) {
     std::error_code error;
     const fs::path where = wanted.file.parent_path();
     fs::create_directories(where, error);
-    ::chmod(where.c_str(), 0700);  // what is in it becomes code
+    ::chmod(where.c_str(), 0700);  // the contents are run as code
     make_room(where, most - bytes);
     Header header{};
     std::memcpy(header.magic, kMagic, sizeof kMagic);

@@ -1,10 +1,9 @@
-// cuGetExportTable: the driver's private tables that the CUDA runtime and its libraries ask for.
+// cuGetExportTable: the driver's private tables that the CUDA runtime and its libraries request.
 //
-// Sizes and slots as measured with libcudart 12.4 to 13.0, cuBLAS(Lt) and cuFFT;
-// word 0 of a table is its size in bytes unless said. Every slot without a name
-// below returns CUDA_ERROR_NOT_SUPPORTED and is logged once, so that the next
-// gap is named. So is a table that is not here. Slots whose callers are known to
-// accept the refusal (kRefused) are not worth a line in a program's output.
+// Sizes and slots as measured with libcudart 12.4 to 13.0, cuBLAS(Lt) and cuFFT; word 0 of a table is its size in bytes
+// unless stated otherwise. Every slot without a name below returns CUDA_ERROR_NOT_SUPPORTED and is logged once, so that
+// the next missing function is named; so is a table that is not implemented. Slots whose callers are known to accept
+// the refusal (kRefused) are not logged.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -39,11 +38,12 @@ constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOO
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions", "NVRTC"};
 
-// Called by a library that goes on without it, at full speed (docs/developers/shim.md): cuBLASLt's 4 (which group each
-// multiprocessor belongs to) by its GEMM on Hopper.
+// Slots whose caller continues without them, at full speed (docs/developers/shim.md): cuBLASLt's 4 (which group each
+// multiprocessor belongs to), called by its GEMM on Hopper.
 constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kCublasLt, 4}};
 
-// RGPU_SHIM_LOG=1 shows what a slot with little known about it is called with: six words, of which it may use fewer.
+// Logs, with RGPU_SHIM_LOG=1, the arguments of a slot whose signature is not fully known: six words, perhaps more than
+// it uses.
 template <typename... Arguments>
 void log_arguments(const char* table, unsigned slot, Arguments... arguments) {
     static_assert(sizeof...(arguments) == 6);
@@ -51,7 +51,7 @@ void log_arguments(const char* table, unsigned slot, Arguments... arguments) {
              static_cast<const void*>(arguments)...);
 }
 
-// Not a template: there are some thousand slots, and each would be compiled with strings of its own.
+// Not a template: there are about a thousand slots, and each would be compiled with strings of its own.
 [[gnu::noinline]] CUresult not_implemented(unsigned table, std::size_t slot, void* a, void* b, void* c, void* d,
                                            void* e, void* f) {
     log_arguments(kTableNames[table], static_cast<unsigned>(slot), a, b, c, d, e, f);
@@ -77,7 +77,7 @@ std::array<const void*, sizeof...(Slot)> stubs(std::index_sequence<Slot...>) {
     return {address_of(&unnamed_slot<T, Slot>)...};
 }
 
-// A table of N words; `named` are the slots that do something.
+// A table of N words; `named` are the implemented slots.
 template <unsigned T, std::size_t N>
 std::array<const void*, N> make(std::initializer_list<std::pair<std::size_t, const void*>> named, bool sized = true) {
     auto words = stubs<T>(std::make_index_sequence<N>());
@@ -98,7 +98,7 @@ CUresult module_from_fatbin_extended2(const void* fatbin, CUmodule* module, void
     return cuModuleLoadData(module, fatbin);
 }
 
-// The handle only: the runtime retains the context itself, later.
+// Returns the handle only: the runtime retains the context itself, later.
 CUresult primary_handle(CUcontext* out, CUdevice device) {
     if (CUresult r = require_session(); r) return r;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -109,11 +109,11 @@ CUresult primary_handle(CUcontext* out, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-CUresult load_compilers() { return CUDA_SUCCESS; }  // they are the worker's
+CUresult load_compilers() { return CUDA_SUCCESS; }  // the worker has the compilers
 
 // ---------------------------------------------------------------- small tables
 
-// The flags by which a tool asks to be told of a runtime's functions: one word for each.
+// The flags by which a tool subscribes to a runtime's functions: one word for each.
 CUresult runtime_flags(std::uint32_t** flags, std::size_t* count) {
     if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *flags = profile::runtime_flags();
@@ -121,7 +121,7 @@ CUresult runtime_flags(std::uint32_t** flags, std::size_t* count) {
     return CUDA_SUCCESS;
 }
 
-// The same for whole domains, which no tool here asks for.
+// The same for whole domains, which no tool uses here.
 CUresult domain_flags(std::uint32_t** flags, std::size_t* count) {
     static std::array<std::uint32_t, 14> words{};
     if (flags == nullptr || count == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -152,11 +152,11 @@ CUresult context_id(CUcontext context, std::uint64_t* id) {
     return result;
 }
 
-// What cuBLAS asks of a stream before double-precision reductions (ddot, and cuSOLVER's dgesvd by it): slot 51
-// `(context, stream, void **object)` answers with an object of the driver's, CUDA_ERROR_INVALID_HANDLE for the
-// handle -1; slot 39 `(context, stream, uint64_t *value)`, asked beside it, with 0. A public reimplementation answers
-// so, with zeros behind the object (SCUDA, its client for CUDA 13). One object for each stream here: a library that
-// keeps something by it keeps one for each stream.
+// Slots that cuBLAS calls for a stream before double-precision reductions (ddot, and cuSOLVER's dgesvd through it):
+// slot 51 `(context, stream, void **object)` returns an object of the driver's, CUDA_ERROR_INVALID_HANDLE for the
+// handle -1; slot 39 `(context, stream, uint64_t *value)`, called beside it, returns 0. A public reimplementation
+// returns the same, with zeros behind the object (SCUDA, its client for CUDA 13). Here each stream has an object of its
+// own: a library that stores state by the object stores it by stream.
 CUresult stream_object(CUcontext context, CUstream stream, void** object, void* fourth, void* fifth, void* sixth) {
     log_arguments("cuBLAS", 51, context, stream, object, fourth, fifth, sixth);
     if (object == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -165,7 +165,7 @@ CUresult stream_object(CUcontext context, CUstream stream, void** object, void* 
         alignas(64) std::array<std::uint8_t, 4096> bytes{};
     };
     static std::mutex lock;
-    static auto* objects = new std::map<CUstream, std::unique_ptr<Zeros>>;  // never destroyed: libraries outlive it
+    static auto* objects = new std::map<CUstream, std::unique_ptr<Zeros>>;  // libraries outlive static objects
     std::lock_guard guard(lock);
     auto& zeros = (*objects)[stream];
     if (!zeros) zeros = std::make_unique<Zeros>();
@@ -182,7 +182,7 @@ CUresult stream_value(CUcontext context, CUstream stream, std::uint64_t* value, 
 
 using EachFunction = void (*)(void* user, CUfunction function, std::uint64_t index);
 
-// Calls `each` for every function of the module, and returns how many there are.
+// Calls `each` for every function of the module, and returns the number of functions.
 std::uint64_t each_function(CUcontext, CUmodule handle, EachFunction each, void* user) {
     const Module* module = find(handle);
     if (module == nullptr || each == nullptr) return 0;
@@ -245,7 +245,7 @@ Words cublas_table() {
     return words.data();
 }
 
-// cuBLASLt takes this table unchecked.
+// cuBLASLt uses this table without checking its size.
 Words cublaslt_table() {
     static const auto words = make<kCublasLt, 17>({});
     return words.data();
@@ -265,7 +265,7 @@ Words nvrtc_table() {
     return words.data();
 }
 
-// Of our libcupti.so: profile_table.hpp.
+// The table for our libcupti.so: profile_table.hpp.
 Words profile_table() { return reinterpret_cast<Words>(profile::table()); }
 
 CUresult self_test(std::uint32_t version, std::uint64_t unix_seconds, std::uint64_t* out) {
@@ -297,7 +297,7 @@ Words collectives_words() { return reinterpret_cast<Words>(&collectives_table())
 
 struct Known {
     const char* uuid;  // bytes in memory order, hexadecimal
-    Words (*table)();  // nullptr: known, optional, and not served
+    Words (*table)();  // nullptr: known, optional, and not implemented
 };
 
 constexpr Known kKnown[] = {
@@ -311,9 +311,9 @@ constexpr Known kKnown[] = {
     {"1734dc26800d47458726c0f1e7dd8bca", cublaslt_table},
     {"6e163fbeb958444d835ce182aff1991e", functions_table},
     {"726770759b1d4e52a30c6f1e55d72001", profile_table},
-    {kCollectivesTable, collectives_words},  // ours: asked for by our libnccl.so.2
-    {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // asked for by libcudart 12.9 and later
-    {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // by the real libnvidia-ml
+    {kCollectivesTable, collectives_words},  // ours: requested by our libnccl.so.2
+    {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // requested by libcudart 12.9 and later
+    {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // requested by the real libnvidia-ml
     {"da9151d33ae6cc41a5c04f26d533e328", nvrtc_table},
 };
 
@@ -325,7 +325,7 @@ std::array<char, 33> hexadecimal(const CUuuid& uuid) {
     return text;
 }
 
-// The file of the library that an address lies in.
+// The file name of the library that contains an address.
 const char* library_at(const void* address) {
     Dl_info info{};
     return ::dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "an unknown library";

@@ -112,7 +112,7 @@ std::vector<std::uint8_t> self_test_message(const SelfTest& test) {
 }
 
 std::array<std::uint64_t, 2> self_test_answer(const SelfTest& test) {
-    // Versions that end in 0 and 1 have fixed answers; the runtime asks for its own version, then + 1, then + 2.
+    // Versions that end in 0 and 1 have fixed answers; the runtime tests its own version, then + 1, then + 2.
     if (test.version % 10 == 0) return {0x3341181C03CB675C, 0x8ED383AA1F4CD1E8};
     if (test.version % 10 == 1) return {0x1841181C03CB675C, 0x8ED383AA1F4CD1E8};
     const auto message = self_test_message(test);

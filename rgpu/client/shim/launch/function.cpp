@@ -10,7 +10,7 @@
 namespace rgpu {
 namespace {
 
-// The largest dynamic shared memory that a block of the function may opt in to.
+// The limit of the function's dynamic shared memory of a block, with opt-in.
 int dynamic_limit(const Function& function) {
     const DeviceFacts& device = *device_facts(function.module->context->device);
     const int block = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152);
@@ -22,7 +22,7 @@ int dynamic_limit(const Function& function) {
 
 CUresult complete_attributes(const Function& function) {
     if (function.complete.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-    auto& known = const_cast<Function&>(function);  // what the worker knows of it, not what the program made it
+    auto& known = const_cast<Function&>(function);  // sets attributes that the worker reports, not the program
     Answer answer;
     const wire::FunctionLoad call{.module = function.module->number, .function = function.index};
     if (CUresult r = await(call, nullptr, 0, answer); r) return r;
@@ -32,7 +32,7 @@ CUresult complete_attributes(const Function& function) {
         return CUDA_ERROR_UNKNOWN;
     std::memcpy(values, reply.attributes.data, sizeof values);
     for (int i = 0; i < 16; ++i) {
-        int unknown = -1;  // what the program set meanwhile stays
+        int unknown = -1;  // a value that the program set meanwhile is kept
         known.attributes[i].compare_exchange_strong(unknown, values[i], std::memory_order_relaxed);
     }
     known.complete.store(true, std::memory_order_release);
@@ -41,7 +41,7 @@ CUresult complete_attributes(const Function& function) {
 
 bool function_attribute(const Function& function, int attribute, int* value) {
     if (attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return false;
-    // -1 is a value of the carveout; elsewhere it says that the worker does not know, and 0 is the safe answer.
+    // -1 is a value of the carveout; elsewhere it means that the worker reported none, and 0 is the safe answer.
     const int known = function.attributes[attribute].load(std::memory_order_relaxed);
     *value = attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT ? known : std::max(known, 0);
     return true;
@@ -79,7 +79,7 @@ using namespace rgpu;
 
 namespace {
 
-// A function proper: the driver refuses kernels here (CUDA_ERROR_INVALID_HANDLE).
+// Looks up a function; the driver refuses kernels here (CUDA_ERROR_INVALID_HANDLE).
 CUresult look_up(CUfunction handle, Function*& function) {
     if (CUresult r = require_session(); r) return r;
     function = static_cast<Function*>(find_object(handle, Kind::function));

@@ -1,6 +1,5 @@
-// Host functions and stream callbacks. The worker answers `host_function` when
-// the stream gets there; the shim's callback thread then runs the program's
-// function and publishes host_function_done, which lets the stream go on.
+// Host functions and stream callbacks. The worker answers `host_function` when the stream reaches it; the shim's
+// callback thread then runs the program's function and publishes host_function_done, on which the stream continues.
 #include <unistd.h>
 
 #include <atomic>
@@ -28,13 +27,13 @@ Pending& pending() {
 thread_local bool running = false;  // this thread is in a host function now
 std::atomic<long> thread_of_running{0};
 
-// `run` gets the status that a stream callback sees.
+// Calls `run` with the status that a stream callback gets.
 CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(handle, stream); r) return r;
-  const auto before = untold_before(stream);  // the function knows that all this is complete
+  const auto before = untold_before(stream);  // when the function runs, the program has learned that these are complete
   wire::HostFunction call{};
   call.stream = stream.number;
   Pending& p = pending();
@@ -43,13 +42,13 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
     ++p.count;
   }
   std::uint64_t seq = 0;
-  // The stream may get there before the thread that gave it the function has noted that: inside, the stream is busy.
+  // The stream may reach the function before the enqueuing thread has noted the call: inside, the stream must be busy.
   auto noted = std::make_shared<std::atomic<bool>>(false);
   CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
-    ReservedSpace space;  // the stream stands still until host_function_done is published
+    ReservedSpace space;  // the stream is blocked until host_function_done is published
     if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
       noted->wait(false);
-      for (const StreamMark& mark : before) {  // their objects may be gone by now
+      for (const StreamMark& mark : before) {  // their objects may be freed by now
         learned(mark.stream, mark.seq);
         observed(mark.seq);
       }

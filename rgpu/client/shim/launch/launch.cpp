@@ -1,5 +1,4 @@
-// Kernel launches: the checks that a driver makes at the call (SEMANTICS 4),
-// parameters in both forms, attributes.
+// Kernel launches: the checks that a driver makes at the call (SEMANTICS 4), parameters in both forms, attributes.
 #include <cstdlib>
 #include <cstring>
 
@@ -14,10 +13,10 @@
 namespace rgpu {
 namespace {
 
-// CUfunction_attribute numbers, as the module table counts them.
+// CUfunction_attribute numbers, which index the attributes of the module table.
 enum { MAX_THREADS = 0, STATIC_SHARED = 1, REGISTERS = 4, MAX_DYNAMIC_SHARED = 8 };
 
-constexpr std::uint64_t REGISTER_UNIT = 256;  // registers are given to a warp in this unit
+constexpr std::uint64_t REGISTER_UNIT = 256;  // registers are allocated to a warp in this unit
 constexpr std::uint32_t COOPERATIVE = 1;      // flag of the wire call
 constexpr std::size_t MAX_ATTRIBUTES = 64;
 
@@ -26,7 +25,7 @@ struct Config {
   unsigned shared = 0;
   CUstream stream = nullptr;
   bool cooperative = false;
-  std::vector<CUlaunchAttribute> attributes;  // those that travel
+  std::vector<CUlaunchAttribute> attributes;  // attributes that are sent to the worker
 };
 
 bool blocking() {
@@ -65,7 +64,7 @@ CUresult check(const Config& c, const Function& function, const DeviceFacts& dev
   return c.shared > dynamic ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-// The cooperative grid must fit the device at one time.
+// Checks that the cooperative grid fits the device at one time.
 CUresult check_cooperative(const Config& c, CUfunction handle, const DeviceFacts& device) {
   if (!c.cooperative) return CUDA_SUCCESS;
   int blocks = 0;
@@ -77,14 +76,15 @@ CUresult check_cooperative(const Config& c, CUfunction handle, const DeviceFacts
   return grid > room ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
-// Blocks of a cluster: 8 on every device that has clusters, 16 where the program allowed the function more.
+// Checks the blocks of a cluster: at most 8 on every device that has clusters, 16 where the program allowed the
+// function more.
 CUresult check_cluster(const Config& c, const Function& function) {
   constexpr std::uint64_t portable = 8, largest = 16;
   const bool more = function.attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 0) > 0;
   for (const CUlaunchAttribute& attribute : c.attributes) {
     if (attribute.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
     const CUlaunchDim& dim = attribute.value.clusterDim;
-    std::uint64_t blocks;  // of 32-bit factors: two of them cannot overflow
+    std::uint64_t blocks;  // of 32-bit factors: the product of two cannot overflow
     if (__builtin_mul_overflow(std::uint64_t{dim.x} * dim.y, std::uint64_t{dim.z}, &blocks) ||
         blocks > (more ? largest : portable))
       return CUDA_ERROR_INVALID_CLUSTER_SIZE;
@@ -105,14 +105,14 @@ CUresult from_buffer(const Function& function, void** extra, std::vector<std::ui
   }
   const bool nothing = !size || !*size;
   if (nothing ? !size || function.parameter_bytes : !buffer || *size > 64 * 1024) return CUDA_ERROR_INVALID_VALUE;
-  // A driver takes fewer bytes too (NCCL gives what it used of a parameter of 4096). What the kernel finds behind them
-  // is nobody's promise: zeros here. What stands behind the last parameter is padding, and not the kernel's.
+  // A driver accepts fewer bytes too (NCCL passes the used part of a parameter of 4096). The contents of the missing
+  // bytes are unspecified: zeros here. Bytes behind the last parameter are padding, which the kernel does not read.
   parameters.assign(function.parameter_bytes, 0);
   if (!nothing) std::memcpy(parameters.data(), buffer, std::min<std::size_t>(*size, function.parameter_bytes));
   return CUDA_SUCCESS;
 }
 
-// The parameters, packed as the function's table says.
+// Packs the parameters as the function's table describes.
 CUresult pack(const Function& function, void** kernel_params, void** extra, std::vector<std::uint8_t>& parameters) {
   if (extra && kernel_params) return CUDA_ERROR_INVALID_VALUE;
   if (extra) return from_buffer(function, extra, parameters);
@@ -138,7 +138,7 @@ std::vector<std::uint64_t> pinned_pointers(const std::vector<std::uint8_t>& para
   return found;
 }
 
-// Everything that a driver checks at the call, and the parameters packed.
+// Makes every check that a driver makes at the call, and packs the parameters.
 CUresult prepare(CUfunction handle, const Config& c, const Context& context, void** kernel_params, void** extra,
                  Function*& function, std::vector<std::uint8_t>& parameters) {
   function = static_cast<Function*>(find_object(handle, Kind::function));
@@ -156,7 +156,8 @@ CUresult prepare(CUfunction handle, const Config& c, const Context& context, voi
   return pack(*function, kernel_params, extra, parameters);
 }
 
-// The node keeps what names the kernel on the wire; the function's own object may go before it.
+// Copies the fields that name the kernel on the wire into the node: the function's own object may be destroyed before
+// it.
 void name_function(KernelWork& work, const Function& function) {
   work.module = function.module->number;
   work.function = function.index;
@@ -188,7 +189,7 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(c.stream, stream); r) return r;
-  if (stream.context->device != context->device) return CUDA_ERROR_INVALID_HANDLE;  // as no copy is
+  if (stream.context->device != context->device) return CUDA_ERROR_INVALID_HANDLE;  // the same error as for copies
   Function* function = nullptr;
   std::vector<std::uint8_t> parameters;
   if (CUresult r = prepare(handle, c, *context, kernel_params, extra, function, parameters); r) return r;
@@ -240,7 +241,7 @@ CUresult take_attributes(const CUlaunchConfig& config, Config& c) {
         break;
       case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
-        // They hold a handle, which means nothing to the server.
+        // These attributes contain a handle, which has no meaning on the server.
         log_once("launch event", "cuLaunchKernelEx: attributes that name an event are not supported");
         return CUDA_ERROR_NOT_SUPPORTED;
       case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: {

@@ -1,6 +1,5 @@
-// cuTensorMapEncode*: a pure function of its arguments, which only the driver
-// of the server's GPU knows. Each set of arguments is asked for once; the
-// descriptors are kept. The address in it is encoded, never used.
+// cuTensorMapEncode*: a pure function of its arguments, which only the driver of the server's GPU implements. Each set
+// of arguments is sent once; the descriptors are cached. The address in the arguments is encoded, never accessed.
 #include <cstring>
 #include <list>
 #include <unordered_map>
@@ -15,7 +14,7 @@ constexpr std::size_t kMostKept = 4096;  // descriptors
 
 enum Form : std::uint32_t { TILED = 0, IM2COL = 1, IM2COL_WIDE = 2, REPLACE_ADDRESS = 3 };
 
-// The arguments as they travel: little-endian values, one behind the other.
+// The arguments as encoded on the wire: little-endian values, one behind the other.
 class Arguments {
  public:
   explicit Arguments(Form form) : form(form) {}
@@ -77,7 +76,8 @@ CUresult encode(const Arguments& arguments, CUtensorMap* out) {
   return CUDA_SUCCESS;
 }
 
-// What all forms begin with. Only sizes of what is read are checked: the driver judges the rest.
+// Encodes the common arguments of all forms. Only the sizes of the arrays to be read are checked: the driver checks the
+// rest.
 CUresult begin(Arguments& a, const CUtensorMap* map, CUtensorMapDataType type, std::uint32_t rank, const void* address,
                const std::uint64_t* dimensions, const std::uint64_t* strides, const std::uint32_t* element_strides) {
   if (CUresult r = require(); r) return r;

@@ -21,7 +21,7 @@ namespace rgpu {
 namespace {
 
 constexpr std::size_t MAX_CONTROL_BODY = 16u << 20;  // of any message but ANSWER
-constexpr std::size_t MAX_REPLY = 1u << 30;          // reply arguments: a linked image is the longest
+constexpr std::size_t MAX_REPLY = 1u << 30;          // reply arguments: a linked module binary is the longest
 
 bool read_all(int fd, void* to, std::size_t size) {
   auto* at = static_cast<std::uint8_t*>(to);
@@ -60,7 +60,8 @@ bool take_text(const std::uint8_t*& at, const std::uint8_t* end, std::string& te
   return true;
 }
 
-std::uint64_t start_time() {  // field 22 of /proc/self/stat; the name may hold anything, so count from the last ')'
+// Field 22 of /proc/self/stat; the name may contain any character, so fields are counted from the last ')'.
+std::uint64_t start_time() {
   char text[1024];
   const int fd = ::open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
@@ -91,7 +92,7 @@ std::vector<std::uint8_t> hello_body(bool ring) {
   return body;
 }
 
-// A message's head, and the descriptor that may travel with its first byte.
+// Reads a message's head, and the descriptor that may be attached to its first byte.
 bool read_head(int socket, wire::MessageHead& found, int& fd) {
   std::uint8_t head[sizeof found];
   iovec io{head, sizeof head};
@@ -113,7 +114,7 @@ bool read_head(int socket, wire::MessageHead& found, int& fd) {
   return true;
 }
 
-// The first message from the agent, with its descriptor.
+// Reads the first message from the agent, with its descriptor.
 bool receive_first(int socket, std::uint32_t& type, std::vector<std::uint8_t>& body, int& fd) {
   wire::MessageHead head;
   if (!read_head(socket, head, fd) || head.length > MAX_CONTROL_BODY) return false;
@@ -156,7 +157,7 @@ bool read_answer(Session& s, std::uint32_t length) {
   return whole;
 }
 
-// The worker's memory for long answers: they come there once the agent has heard that it is mapped.
+// Maps the worker's memory for long answers: it is used once the agent has received AREA_MAPPED.
 void take_area(Session& s, const std::vector<std::uint8_t>& body, int fd) {
   wire::AreaOffer offer;
   if (body.size() != sizeof offer) return;
@@ -198,7 +199,7 @@ void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>&
 
 // Waits for the socket; reads the ring when the doorbell rings. False: the session is over.
 bool wait_socket(Session& s) {
-  pollfd ready[2] = {{s.socket, POLLIN, 0}, {s.ring.doorbell, POLLIN, 0}};  // a negative one is passed over
+  pollfd ready[2] = {{s.socket, POLLIN, 0}, {s.ring.doorbell, POLLIN, 0}};  // a negative descriptor is ignored
   for (;;) {
     if (::poll(ready, 2, -1) < 0) {
       if (errno == EINTR) continue;
@@ -241,7 +242,7 @@ void* reader(void* argument) {
 bool start_reader(Session& s) {
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the program's signals are its own threads' business
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals of the program are handled by its own threads
   pthread_t thread;
   const int failed = ::pthread_create(&thread, nullptr, reader, &s);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -349,7 +350,7 @@ CUresult dial(Session& s) {
   return CUDA_SUCCESS;
 }
 
-// The agent refused; it has told the user.
+// Returns the result of a refusal, which the agent has reported to the user.
 CUresult refused(const std::vector<std::uint8_t>& body) {
   const std::uint8_t* at = body.data();
   std::int32_t result = 0;
@@ -369,7 +370,7 @@ CUresult fetch_list(Session& s) {
   std::vector<std::uint8_t> body;
   int none = -1;
   if (!send_message(s, wire::kList, &protocol, sizeof protocol) || !receive_first(s.socket, type, body, none)) {
-    s.gone = false;  // that of the session is another connection
+    s.gone = false;  // the session uses another connection
     return fail(s, none, CUDA_ERROR_SYSTEM_NOT_READY);
   }
   if (type == wire::kRefused) return fail(s, none, refused(body));
@@ -444,13 +445,13 @@ bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t 
     const ssize_t n = ::sendmsg(s.socket, &message, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      ::shutdown(s.socket, SHUT_RDWR);  // the reader sees the end and wakes everybody
+      ::shutdown(s.socket, SHUT_RDWR);  // the reader thread sees the end and wakes all waiters
       s.gone = true;
       return false;
     }
     io.iov_base = static_cast<std::uint8_t*>(io.iov_base) + n;
     io.iov_len -= static_cast<std::size_t>(n);
-    message.msg_control = nullptr;  // the descriptors went with the first byte
+    message.msg_control = nullptr;  // the descriptors were sent with the first byte
     message.msg_controllen = 0;
   }
   return true;
@@ -464,10 +465,10 @@ void wake_agent(Session& s) {
 }
 
 void lose_agent(Session& s) {
-  read_ring(s);  // what it answered before it went
+  read_ring(s);  // answers that the agent wrote before it ended
   if (!s.gone.exchange(true)) log_line("the agent is gone");
   {
-    std::lock_guard reading(s.ring.reading);  // nobody may be writing into a waiter's memory when it returns
+    std::lock_guard reading(s.ring.reading);  // no thread may be writing into a waiter's memory when it returns
     s.ring.broken = true;
     finish_copies(s.ring);
     fail_waiters(s, CUDA_ERROR_SYSTEM_NOT_READY);

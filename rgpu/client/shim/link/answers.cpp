@@ -1,4 +1,4 @@
-// Awaited calls: publishing them, waiting, and what follows an answer.
+// Awaited calls: publication, waiting, and the actions after an answer.
 #include <pthread.h>
 
 #include <csignal>
@@ -9,8 +9,8 @@
 namespace rgpu {
 namespace {
 
-// Answers that no thread waits for are handled here, one after the other, on a
-// thread of their own: a host function may block for as long as it likes.
+// Answers that no thread waits for are handled here, one after the other, on a thread of their own: a host function may
+// block without limit.
 struct Notifier {
   std::mutex lock;
   std::condition_variable more;
@@ -47,7 +47,7 @@ bool start_callbacks() {
   if (n.started) return true;
   sigset_t all, before;
   ::sigfillset(&all);
-  ::sigdelset(&all, SIGSEGV);  // its functions are the program's, and may touch managed memory
+  ::sigdelset(&all, SIGSEGV);  // the functions are the program's, and may touch managed memory
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   pthread_t thread;
   n.started = !::pthread_create(&thread, nullptr, run_notifier, nullptr);
@@ -58,7 +58,7 @@ bool start_callbacks() {
 
 namespace {
 
-// Answers from which the program concludes that ordered work is complete.
+// Whether the program concludes from such an answer that ordered work is complete.
 bool observes(std::uint16_t call) {
   switch (call) {
     case wire::ContextSynchronize::id:
@@ -73,7 +73,7 @@ bool observes(std::uint16_t call) {
   }
 }
 
-// Errors of execution: the context is lost, whether or not the answer says so.
+// Whether the result is an error of execution: the context is lost, whether or not the answer has the sticky flag.
 bool is_fatal(CUresult result) {
   switch (result) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
@@ -100,7 +100,7 @@ bool is_fatal(CUresult result) {
 
 bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter) {
   std::lock_guard guard(s.waiters_lock);
-  if (s.gone) return false;  // under the lock: lose_agent() has not looked yet, or never will see this one
+  if (s.gone) return false;  // under the lock: lose_agent() fails every waiter added before it takes the lock
   s.waiters.emplace(seq, waiter);
   return true;
 }
@@ -173,7 +173,7 @@ CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const St
   const Answer& answer = *waiter.answer;
   attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
-  print_device_text();  // it came ahead of the answer
+  print_device_text();  // it was received before the answer
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
   if (observes(call) && is_fatal(answer.result)) set_sticky(answer.result);
   const bool teaches = observes(call) && !answer.result;

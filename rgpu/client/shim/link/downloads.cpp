@@ -1,6 +1,6 @@
-// Copies to pinned memory that the program goes on behind (SEMANTICS 6): such a call is awaited by no thread. Its bytes
-// are put into the program's memory by whichever thread reads the answers, and are there before the program is told of
-// anything that covers the copy, or reads or frees that memory by another call.
+// Copies to pinned memory that the program does not wait for (SEMANTICS 6): no thread awaits such a call. Its bytes are
+// put into the program's memory by the thread that reads the answers, and are there before the program is told of any
+// completion that covers the copy, or reads or frees that memory by another call.
 #include "downloads.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace rgpu {
 namespace {
 
-// Those that are open at one time: the worker keeps their answers until `completed` says that they are here.
+// Limits of the open ones: the worker keeps their answers until `completed` reports that they were received.
 constexpr std::uint64_t MOST_BYTES = 64ull << 20;
 constexpr std::size_t MOST = 64;
 
@@ -22,8 +22,8 @@ struct Download {
   std::atomic<std::uint64_t> seq{0};      // 0: not published yet
   Answer answer;
   Waiter waiter;
-  std::atomic<bool> taken{false};         // a thread tells the journal
-  std::atomic<std::uint32_t> told{0};     // it was told
+  std::atomic<bool> taken{false};         // a thread records the answer in the journal
+  std::atomic<std::uint32_t> told{0};     // it is recorded
 };
 using Held = std::shared_ptr<Download>;
 
@@ -52,7 +52,8 @@ void wait_for_answer(Waiter& waiter) {
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
 }
 
-// Waits for the answer. The first thread that has it puts that into the journal; none returns earlier. No lock held.
+// Waits for the answer. The first thread that receives it records it in the journal; none returns earlier. No lock
+// held.
 void finish(const Held& download) {
   wait_for_answer(download->waiter);
   if (download->taken.exchange(true)) {
@@ -61,10 +62,10 @@ void finish(const Held& download) {
   }
   const Answer& answer = download->answer;
   if (!session().gone) {
-    // No call is left that could return it.
+    // No call is left that could return the error.
     if (answer.result) set_sticky(answer.result);
     else if (answer.payload_size != download->size) set_sticky(CUDA_ERROR_UNKNOWN);
-    observed(answer.seq);  // the answer may be here before the thread that published the call has noted its number
+    observed(answer.seq);  // the answer may be here before the publishing thread has noted the call's number
   }
   forget(download);
   download->told.store(1, std::memory_order_release);
@@ -86,7 +87,8 @@ void finish_all(const Wanted& wanted) {
   for (const Held& download : found(wanted)) finish(download);
 }
 
-// Counts it among those that are open, when there is room. From then on it is followed which streams wait for which.
+// Adds it to the open ones, when these are below the limits. From then on progress.cpp records which streams wait for
+// which.
 void begin(const Held& download) {
   Open& o = open();
   for (;;) {
@@ -134,7 +136,7 @@ CUresult download_later(const StreamRef& stream, const wire::MemcpyD2h& call, vo
     }
   }
   if (!r) return r;
-  download->taken = true;  // who found it meanwhile waits for no answer
+  download->taken = true;  // a thread that found it meanwhile waits for no answer
   download->waiter.done = 1;
   download->waiter.done.notify_all();
   forget(download);

@@ -17,12 +17,12 @@
 namespace rgpu {
 namespace {
 
-constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is used again
+constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is reused
 constexpr std::size_t MAX_LOGS_AHEAD = 4, MAX_BULKS_AHEAD = 16;
-constexpr std::size_t COPY_BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
+constexpr std::size_t COPY_BLOCK = 128 * 1024;  // bytes copied and summed at a time: they stay in the cache
 
-// The size of a segment for one large payload. Few different sizes, so that a
-// released one fits the next; those above are made to measure and not kept.
+// The size of a segment for one large payload. There are few different sizes, so that a released segment fits the next
+// payload; larger ones are made to measure and not kept.
 constexpr std::uint64_t LARGEST_KEPT = wire::kBulkSegmentSize + 4096;
 
 std::uint64_t own_size(std::uint64_t payload) {
@@ -82,7 +82,7 @@ void store_release(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
 }
 
-// Goes on in a new log segment with room for `size` bytes. Section held.
+// Continues in a new log segment that holds at least `size` bytes. Section held.
 bool next_log(Session& s, std::uint64_t size) {
   const std::uint64_t needed = sizeof(wire::SegmentHeader) + size;
   Segment* fresh = new_segment(s, wire::kSegmentLog, std::max<std::uint64_t>(wire::kLogSegmentSize, (needed + 4095) & ~4095ull),
@@ -98,12 +98,12 @@ bool next_log(Session& s, std::uint64_t size) {
   return true;
 }
 
-// A bulk segment that gets no more extents and has none unpublished is closed. segments_lock held.
+// Closes a bulk segment that gets no more extents and has none unpublished. segments_lock held.
 void close_bulk(Segment& segment) {
   if (!segment.current && !segment.pending) store_release(segment.header()->next, 1);
 }
 
-// The segments being written cannot be released: close them, so that what is in them can. No lock held.
+// Closes the segments being written, which could not be released otherwise. No lock held.
 void close_current(Session& s) {
   {
     std::lock_guard section(s.section);
@@ -133,7 +133,7 @@ void wait_for_space(Session& s, bool reserved) {
     close_current(s);
     wake_agent(s);
     guard.lock();
-    // The time limit: calls from reserved space may have gone into the new segments meanwhile.
+    // The time limit: calls from reserved space may have been written to the new segments meanwhile.
     if (over()) s.released.wait_for(guard, std::chrono::seconds(1));
   }
 }
@@ -306,7 +306,7 @@ Section::~Section() {
 
 namespace {
 
-// A call that a profiler has timed, around the call itself.
+// A call that a profiler times, around the call itself.
 struct TimedCall {
   const CallView& inner;
   std::uint64_t stream;
@@ -332,7 +332,7 @@ CUresult Section::publish_view(const CallView& call, Payload* payload, Waiter* w
   const auto timed = TimedCall{call, profile::stream_of(call)};
   std::unique_ptr<Waiter> own;
   std::unique_ptr<Answer> answer;
-  if (!waiter) {  // nobody waits for it: its times come by themselves
+  if (!waiter) {  // no thread waits for it: its times arrive by themselves
     own = std::make_unique<Waiter>();
     answer = std::make_unique<Answer>();
     own->answer = answer.get();
@@ -341,7 +341,7 @@ CUresult Section::publish_view(const CallView& call, Payload* payload, Waiter* w
     };
   }
   std::uint64_t seq = session().last_seq.load(std::memory_order_relaxed) + 1;
-  profile::published(seq, call, size);  // its answer may come at once
+  profile::published(seq, call, size);  // its answer may arrive at once
   if (CUresult r = write_record(timed.view(), payload, waiter ? waiter : own.get(), &seq); r) {
     profile::withdrawn(seq);
     return r;
@@ -381,7 +381,7 @@ CUresult Section::write_record(const CallView& call, Payload* payload, Waiter* w
   header.payload_len = payload_size;
   if (external) {
     header.payload_crc = payload->crc;
-  } else if (payload_size) {  // copied first: the sum is of the bytes that are shipped
+  } else if (payload_size) {  // copied first: the checksum is of the bytes that are shipped
     std::memcpy(body + args, payload->data_, payload_size);
     std::memset(body + args + payload_size, 0, tail - payload_size);
     header.payload_crc = crc32(0, body + args, payload_size);

@@ -1,7 +1,6 @@
-// What is known to be complete: the worker's watermark, and what awaited
-// answers taught. Streams are compared by the last ordered call given to them.
-// Knowing is not telling: whoever lets the program, or a call that is published,
-// rely on it puts completed(seq) into the journal first (SEMANTICS 1).
+// Work known to be complete: from the worker's watermark and from awaited answers. Streams are compared by the last
+// ordered call given to them. Before the program, or a published call, relies on a completion known here,
+// completed(seq) must be published (SEMANTICS 1).
 #include <algorithm>
 #include <unordered_map>
 
@@ -17,10 +16,10 @@ struct Mark {
   std::uint64_t done = 0;   // the stream is complete up to this call
 };
 
-// What comes behind other streams' work tells of that work too, however late the watermark says so.
+// The completion of work implies that of other streams' work before it, even if the watermark reports that later.
 struct Behind {
   std::uint64_t stream, seq;   // once the stream is complete up to this call …
-  std::uint64_t other, up_to;  // … the other one is up to that
+  std::uint64_t other, up_to;  // … `other` is complete up to this one
 };
 
 struct Progress {
@@ -43,7 +42,7 @@ bool covers(const Progress& p, std::uint64_t stream, std::uint64_t seq) {
   return it != p.streams.end() && seq <= it->second.done;
 }
 
-// Lock held, after a stream's `done` has grown.
+// Applies implications until none is left. Lock held, after a stream's `done` has grown.
 void follow(Progress& p) {
   for (bool news = !p.behind.empty(); news;) {
     news = false;
@@ -75,8 +74,8 @@ void watermark(std::uint64_t all_done, const std::vector<std::pair<std::uint64_t
     if (it != p.streams.end()) it->second.done = std::max(it->second.done, seq);
   }
   follow(p);
-  // A stream whose work is all done needs no entry: a destroyed one goes this way. The few legacy ones stay, for
-  // whether the program was told of their last call is asked when it is long complete.
+  // A stream whose work is all complete needs no entry: this removes destroyed streams. The few legacy streams are
+  // kept, because last_given() is called for them long after their last call is complete.
   std::erase_if(p.streams, [&](auto& entry) { return entry.second.given <= p.all_done && !is_legacy(entry.first); });
 }
 
@@ -88,7 +87,7 @@ void given(std::uint64_t stream, std::uint64_t seq, int device, bool blocking) {
   mark.blocking = blocking;
   mark.given = std::max(mark.given, seq);
   if (!blocking || !host_memory_in_use()) return;
-  // Work of the legacy stream begins behind that of the blocking ones, and theirs behind its.
+  // Work of the legacy stream begins after that of the blocking streams, and theirs after its.
   for (auto& [other, its] : p.streams)
     if (its.device == device && its.blocking && (is_legacy(stream) || is_legacy(other)))
       add_behind(p, {stream, seq, other, std::min(its.given, seq - 1)});

@@ -1,5 +1,5 @@
-// Reading the answer ring, and who does it. Nothing that stands in it is
-// believed: a length or a position that cannot be ends the session.
+// Reading of the answer ring, and the choice of the reading thread. The ring's contents are not trusted: an impossible
+// length or position ends the session.
 #include "ring.hpp"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ std::uint64_t written(const AnswerRing& r) {
   return word<std::uint64_t>(r.page, wire::kAgentWrittenOffset).load(std::memory_order_acquire);
 }
 
-// How long a waiting thread looks before it sleeps: none where threads must share few processors.
+// Time for which a waiting thread polls before it sleeps: 0 where threads share few processors.
 std::chrono::microseconds spin_time() {
   static const long limit = [] {
     if (const char* text = std::getenv("RGPU_SPIN_US")) return std::clamp(std::strtol(text, nullptr, 10), 0l, 100'000l);
@@ -50,7 +50,7 @@ std::chrono::microseconds spin_time() {
 
 bool begin_answer(Session& s, AnswerRing& r, const std::uint8_t*& at, std::uint64_t& size) {
   wire::AnswerHead head;
-  finish_copies(r);  // of an answer that comes anew
+  finish_copies(r);  // of an answer that is sent again
   if (size < sizeof head) return false;
   std::memcpy(&head, at, sizeof head);
   if (head.reply > MAX_REPLY) return false;
@@ -87,7 +87,8 @@ void end_answer(Session& s, AnswerRing& r) {
   finish_waiter(r.waiter);
 }
 
-// Bytes of the payload, straight into the program's memory. `stays`: they do, until the program has the answer.
+// Copies bytes of the payload straight into the program's memory. `stays`: `at` is valid until the program has the
+// answer.
 void take_payload(AnswerRing& r, const std::uint8_t* at, std::uint64_t size, bool stays) {
   if (r.waiter && size && r.payload <= r.waiter->capacity) {
     const std::uint64_t fits = std::min<std::uint64_t>(size, r.waiter->capacity - r.payload);
@@ -102,7 +103,7 @@ void take_payload(AnswerRing& r, const std::uint8_t* at, std::uint64_t size, boo
   r.payload += size;
 }
 
-// The next bytes of head, reply arguments and payload, and `placed` of payload that stand in the area.
+// Takes the next bytes of head, reply arguments and payload, and `placed` bytes of payload that are in the area.
 bool take_bytes(Session& s, AnswerRing& r, bool first, bool more, const std::uint8_t* at, std::uint64_t size,
                 const std::uint8_t* area, std::uint64_t placed) {
   if (first ? !begin_answer(s, r, at, size) : !r.passing) return false;
@@ -120,13 +121,13 @@ bool take_bytes(Session& s, AnswerRing& r, bool first, bool more, const std::uin
   return true;
 }
 
-// A piece: u8 more, then its bytes.
+// Takes a piece: u8 more, then its bytes.
 bool take_piece(Session& s, AnswerRing& r, bool first, const std::uint8_t* at, std::uint64_t size) {
   if (!size || *at > 1) return false;
   return take_bytes(s, r, first, *at, at + 1, size - 1, nullptr, 0);
 }
 
-// A piece whose last bytes stand in the area.
+// Takes a piece whose last bytes are in the area.
 bool take_piece_at(Session& s, AnswerRing& r, bool first, const std::uint8_t* at, std::uint64_t size) {
   wire::PieceAt where;
   if (size < sizeof where) return false;
@@ -138,7 +139,7 @@ bool take_piece_at(Session& s, AnswerRing& r, bool first, const std::uint8_t* at
   return take_bytes(s, r, first, where.more, at + sizeof where, size - sizeof where, r.area + where.offset, where.length);
 }
 
-// The next message, if one is there. `reading` held.
+// Takes the next message, if there is one. `reading` held.
 Found step(Session& s, AnswerRing& r) {
   if (r.broken) return Found::broken;
   const std::uint64_t pending = written(r) - r.read;
@@ -182,8 +183,8 @@ void set_attending(AnswerRing& r, std::uint32_t value) {
   word<std::uint32_t>(r.own, wire::kShimAttendingOffset).store(value, std::memory_order_seq_cst);
 }
 
-// Whoever gives up reading looks again afterwards. What the agent writes from here on it writes
-// seeing that nobody attends; what it wrote before is seen here, and becomes the reader's.
+// Gives up reading, and looks at the ring once more: a message that the agent writes from here on rings the doorbell,
+// since no thread attends; one written before is seen here, and left to the reader thread.
 void leave(AnswerRing& r) {
   set_attending(r, 0);
   r.reading.unlock();
@@ -287,7 +288,7 @@ void finish_copies(AnswerRing& r) {
 void attend(Session& s, Waiter& waiter) {
   AnswerRing& r = s.ring;
   const auto limit = spin_time();
-  // With another thread reading, this one's answer comes through it.
+  // If another thread is reading, it takes this one's answer.
   if (!r.size || !limit.count() || s.gone || !r.reading.try_lock()) return;
   set_attending(r, 1);
   auto until = std::chrono::steady_clock::now() + limit;
@@ -306,7 +307,7 @@ void attend(Session& s, Waiter& waiter) {
 
 bool read_ring(Session& s) {
   AnswerRing& r = s.ring;
-  if (!r.size || !r.reading.try_lock()) return true;  // who holds it looks again after it let go
+  if (!r.size || !r.reading.try_lock()) return true;  // the holder looks at the ring again after it releases the lock
   set_attending(r, 1);
   Found found;
   do found = step(s, r);

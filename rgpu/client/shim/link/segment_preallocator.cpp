@@ -1,5 +1,5 @@
-// Segments' memory, and some of it made ahead: touching 64 MiB for the first time
-// takes longer than copying them, so a thread does that before they are needed.
+// Memory of segments, some of it made ahead: touching 64 MiB for the first time takes longer than copying them, so a
+// thread does that before they are needed.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -18,13 +18,13 @@
 namespace rgpu {
 namespace {
 
-constexpr unsigned MOST_AHEAD = 8;  // bulk segments; as many are made as a burst was seen to need
+constexpr unsigned MOST_AHEAD = 8;  // bulk segments; doubled whenever none is ready
 
 bool is_bulk(const Segment& segment) {
   return segment.kind == wire::kSegmentBulk && segment.size == wire::kBulkSegmentSize;
 }
 
-// segments_lock held.
+// Whether another segment is to be made ahead. segments_lock held.
 bool wants_segment(Session& s) {
   std::uint64_t there = 0;
   for (const auto& segment_ahead : s.preallocated) there += is_bulk(*segment_ahead);
@@ -46,13 +46,14 @@ void* preallocator(void* argument) {
     segment->size = wire::kBulkSegmentSize;
     const bool made = make_memory(*segment);
     guard.lock();
-    if (!made) break;  // who needs one says what is wrong
+    if (!made) break;  // the thread that needs a segment reports the error
     s.preallocated.push_back(std::move(segment));
   }
   return nullptr;
 }
 
-// Every page there, and in the page table: page after page, while a payload is written, costs more than the writing.
+// Maps the memory with every page allocated and in the page table: faulting page after page, while a payload is
+// written, costs more than the writing.
 std::uint8_t* map_touched(int fd, std::size_t size) {
   void* map = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return nullptr;
@@ -118,9 +119,9 @@ std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::
 void start_preallocator(Session& s) {
   sigset_t all, before;
   ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the program's signals are its own threads' business
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals of the program are handled by its own threads
   pthread_t thread;
-  if (!::pthread_create(&thread, nullptr, preallocator, &s)) ::pthread_detach(thread);  // without it each is made when needed
+  if (!::pthread_create(&thread, nullptr, preallocator, &s)) ::pthread_detach(thread);  // otherwise made when needed
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -15,8 +15,7 @@ extern char** environ;
 namespace rgpu {
 namespace {
 
-// First record of every journal: what a driver reads from the environment when
-// a context is made.
+// Publishes the first record of every journal: the environment variables that a driver reads when a context is made.
 CUresult open_session(Session& s) {
   std::string environment;
   for (char** at = environ; at && *at; ++at) {
@@ -32,14 +31,14 @@ CUresult open_session(Session& s) {
   return submit(call);
 }
 
-// Threads of ours run this library's code until the process ends: it may not be unloaded.
+// Threads of ours run this library's code until the process ends: it must not be unloaded.
 void stay_loaded() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<void*>(&initialise), &info) && info.dli_fname)
     ::dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-// The session, but for the state: what cuInit does, and in a gang the first context.
+// Opens the session, except its state: the work of cuInit, and in a gang of the first context.
 CUresult open_link(Session& s) {
   if (CUresult r = connect_agent(s); r) return r;
   s.told = true;
@@ -80,7 +79,7 @@ CUresult initialise() {
   std::lock_guard guard(s.life_lock);
   if (s.state == Session::State::fresh) {
     s.failure = go_live(s);
-    // A failure before anything is shared may pass (an agent that is not there yet); later ones stay.
+    // A failure before anything is shared is temporary (the agent may not be there yet); later ones are permanent.
     if (s.failure && s.state == Session::State::live) s.state = Session::State::failed;
   }
   return s.state == Session::State::live && s.gone ? CUDA_ERROR_SYSTEM_NOT_READY : s.failure;
@@ -93,7 +92,7 @@ bool initialised() {
 
 const Facts& facts() {
   Session& s = session();
-  return s.listing && !s.told ? s.list : s.facts;  // other threads read while a first context makes the session
+  return s.listing && !s.told ? s.list : s.facts;  // other threads read while a first context opens the session
 }
 
 bool listed() { return session().listing; }

@@ -1,5 +1,5 @@
-// The shim's one session: what journal, agent link, progress and life share.
-// Internal to the core; the rest includes core.hpp.
+// The shim's one session: state shared by journal, agent link, progress and life. Internal to the core; other files
+// include core.hpp.
 #pragma once
 
 #include <atomic>
@@ -16,24 +16,24 @@
 
 namespace rgpu {
 
-// One awaited call. Filled in by whichever thread reads the answers; `done` is set last.
+// One awaited call. Filled in by the thread that reads the answer; `done` is set last.
 struct Waiter {
   Answer* answer = nullptr;
-  void* destination = nullptr;  // where the reply payload goes
+  void* destination = nullptr;  // address for the reply payload
   std::size_t capacity = 0;
-  std::function<void(const Answer&)> notify;  // set: no thread waits, the waiter is owned by the table
+  std::function<void(const Answer&)> notify;  // set: no thread waits, the table owns the waiter
   std::atomic<std::uint32_t> done{0};
 };
 
-// A segment of shared memory that the agent has been offered.
+// A segment of shared memory that was offered to the agent.
 struct Segment {
   std::uint32_t index = 0, kind = 0;
   std::uint64_t size = 0;
   std::uint8_t* map = nullptr;
-  int fd = -1;                 // kept only where the memory will be offered again
+  int fd = -1;                 // kept only where the memory will be reused
   std::uint64_t used = 0;      // bytes of records or extents in it
   unsigned pending = 0;        // bulk: extents whose record is not published yet
-  bool current = true;         // more may be put into it
+  bool current = true;         // more may be written to it
   wire::SegmentHeader* header() const { return reinterpret_cast<wire::SegmentHeader*>(map); }
 };
 
@@ -41,18 +41,18 @@ struct Segment {
 // is taken with no other lock held; waiters_lock and send_lock are leaves.
 struct Session {
   enum class State { fresh, live, failed };
-  std::mutex life_lock;  // guards the way from fresh to live
+  std::mutex life_lock;  // guards the change from fresh to live
   std::atomic<State> state{State::fresh};
   std::atomic<bool> forked{false};  // a child forked after cuInit: nothing works here
   CUresult failure = CUDA_SUCCESS;  // why it is `failed`
   pid_t pid = 0;
   Facts facts;                       // the session's; in a gang only once `told`
   bool listing = false;              // of a gang's run; this and the list are set once, before the session is live
-  Facts list;                        // of the run: what holds for all its devices, and none of them
+  Facts list;                        // of the run: facts common to all its devices, without the devices
   std::vector<DeviceFacts> listed;   // all devices of the run
-  std::atomic<bool> told{false};     // `facts` are there to be read
+  std::atomic<bool> told{false};     // `facts` may be read
   std::atomic<int> member{-1};       // whose devices this process uses; -1: none yet, and nothing can be published
-  int chosen = -1;                   // the device of the list that it was chosen by; guarded by life_lock
+  int chosen = -1;                   // the device of the list by which it was chosen; guarded by life_lock
 
   // the link
   int socket = -1, wake = -1;
@@ -66,13 +66,13 @@ struct Session {
   Segment* log = nullptr;                 // guarded by section
   std::mutex bulk_lock;
   Segment* bulk = nullptr;                // guarded by bulk_lock
-  std::mutex segments_lock;               // guards the next four
+  std::mutex segments_lock;               // guards the fields below, up to preallocated_wanted
   std::condition_variable released;
   std::unordered_map<std::uint32_t, std::unique_ptr<Segment>> segments;
   std::vector<std::unique_ptr<Segment>> preallocated;
   std::uint64_t unreleased = 0;           // bytes used in segments that the agent holds
   std::uint32_t kept_fds = 0;
-  unsigned preallocated_wanted = 0;          // bulk segments that are made ahead: none before one was needed
+  unsigned preallocated_wanted = 0;          // bulk segments made ahead: 0 before one was needed
   std::condition_variable preallocated_low;  // with segments_lock: one was taken
   std::atomic<std::uint32_t> next_index{0};
 
@@ -88,10 +88,10 @@ struct Session {
 Session& session();
 
 // agent_link.cpp
-// Memory that is there for good: allocated, touched and sealed, so that neither side can die of SIGBUS.
+// Makes permanent memory: allocated, touched and sealed, so that neither side can die of SIGBUS.
 bool make_memory(Segment& segment);
 void drop_memory(Segment& segment);
-// A segment that lies ready, or nullptr.
+// A segment made ahead, or nullptr.
 std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size);
 void start_preallocator(Session& s);  // the thread that makes bulk segments ahead
 
@@ -99,15 +99,14 @@ CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the read
 CUresult fetch_list(Session& s);              // LIST, LISTED: the devices of a gang's run; no session
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd = -1);
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, const std::vector<int>& fds);
-void take_watermark(const std::uint8_t* at, const std::uint8_t* end);  // a WATERMARK's body
+void take_watermark(const std::uint8_t* at, const std::uint8_t* end);  // parses a WATERMARK's body
 void wake_agent(Session& s);                  // after a publication
 void lose_agent(Session& s);                  // every waiter returns 802
 bool parse_facts(const std::uint8_t* body, std::size_t size, Facts& facts);
 
 // journal.cpp
-// While one lives, what this thread publishes comes from reserved space
-// (SEMANTICS 19): on it depends that something else goes on. Where room can be
-// waited for, make it first.
+// While an object of this class exists, its thread publishes from reserved space (SEMANTICS 19), because other threads
+// or the stream wait for these calls. Where the thread may wait, wait for space before that.
 class ReservedSpace {
  public:
   ReservedSpace();
@@ -128,7 +127,7 @@ Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
 bool start_callbacks();                       // the thread that Waiter::notify runs on
 void finish_waiter(Waiter* waiter);           // the answer is in place
-// Waits for the answer of an awaited call that is published as `seq`, and does what await() does with it.
+// Waits for the answer of an awaited call that is published as `seq`, and handles it as await() does.
 CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step = nullptr);
 void fail_waiters(Session& s, CUresult result);
 
@@ -138,23 +137,23 @@ void watermark(std::uint64_t all_done, const std::vector<std::pair<std::uint64_t
 void given(std::uint64_t stream, std::uint64_t seq, int device, bool blocking);
 // Call `seq` of a stream waits until another is complete up to a call.
 void waits_for(std::uint64_t stream, std::uint64_t seq, std::uint64_t other, std::uint64_t up_to);
-std::uint64_t last_given(std::uint64_t stream);  // of a legacy stream; of others 0 once it is known to be complete
+std::uint64_t last_given(std::uint64_t stream);  // of a legacy stream; of others 0 once known complete
 
-// Called when completions have just been recorded as observed, before the
-// program is told: copies to pinned memory are there (downloads.cpp), what
-// kernels wrote into mapped host memory comes back (mirrors.cpp), and deferred
-// frees whose work is complete are done (pool.cpp).
+// Called when completions have just been recorded as observed, before the program is told: waits for the bytes of
+// copies to pinned memory (downloads.cpp), copies back the bytes that kernels wrote into mapped host memory
+// (mirrors.cpp), and makes deferred frees whose work is complete (pool.cpp).
 void after_observation();
 void bring_back_host_memory();
-// Kernels may be using mapped host memory, or copies be on their way. Cheap, and so is bringing back where it is false.
+// Kernels may be using mapped host memory, or copies be in transit. Cheap, as is bring_back_host_memory() where it is
+// false.
 bool host_memory_in_use();
 void free_deferred();
 
 // device_text.cpp
-// A piece of what kernels printed came: u64 position, bytes. False: that cannot be.
+// Takes a piece of text that kernels printed: u64 position, bytes. False: the piece is impossible.
 bool take_device_text(const std::uint8_t* at, const std::uint8_t* end);
-void print_last_device_text();  // the process ends
-void forget_device_text();      // in a forked child: it is the parent's
+void print_last_device_text();  // at the process's end
+void forget_device_text();      // in a forked child: the text is the parent's
 
 // report.cpp
 // Gives the agent the page of bytes used, and the names of refused functions called so far.

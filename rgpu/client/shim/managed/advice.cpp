@@ -1,7 +1,7 @@
-// Prefetch, advice, and what is asked about ranges of managed memory.
+// Prefetch, advice, and attributes of ranges of managed memory.
 //
 // A device without concurrent access refuses prefetches and advice that name it (CUDA_ERROR_INVALID_DEVICE); here they
-// are taken, so that programs written for the others run: a prefetch moves, advice is remembered.
+// are accepted, so that programs written for other devices run: a prefetch copies, advice is stored.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ bool Advice::operator==(const Advice& other) const {
 
 namespace {
 
-// All of [address, address + count) is one region's managed memory.
+// The region whose managed memory contains [address, address + count).
 std::shared_ptr<ManagedRegion> region_holding(std::uint64_t address, std::uint64_t count) {
   auto region = managed_region(address);
   if (!region || !count || count > region->base + region->size - address) return nullptr;
@@ -44,14 +44,14 @@ void advise(ManagedRegion& region, std::uint64_t address, std::uint64_t count, C
   cut(from);
   cut(to);
   for (auto it = advice.find(from); it != advice.end() && it->first < to; ++it) change(it->second);
-  for (auto it = advice.begin(); it != advice.end();) {  // neighbours that say the same are one
+  for (auto it = advice.begin(); it != advice.end();) {  // neighbours with equal advice become one
     auto next = std::next(it);
     while (next != advice.end() && next->second == it->second) next = advice.erase(next);
     it = next;
   }
 }
 
-// The location that the advice of all pages names; nothing where they differ.
+// The location that the advice of all pages names; an empty one where they differ.
 template <class Get>
 auto all_of(const ManagedRegion& region, std::uint64_t address, std::uint64_t count, Get get) {
   using Value = decltype(get(Advice{}));
@@ -95,7 +95,8 @@ CUmemLocation place_of_device(CUdevice device) {
   return {CU_MEM_LOCATION_TYPE_DEVICE, device};
 }
 
-// To a device: what the CPU changed goes there now. To the host: it comes at the first touch, by larger pieces.
+// Prefetch to a device: sends the bytes that the CPU changed now. To the host: they are fetched at the first touch, in
+// larger pieces.
 CUresult prefetch(std::uint64_t address, std::uint64_t count, const CUmemLocation& place, CUstream handle) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
@@ -161,7 +162,7 @@ CUresult put_int(void* data, std::size_t size, int value) {
   return CUDA_SUCCESS;
 }
 
-// Lock held. Values as the driver API's documentation of cuMemRangeGetAttribute gives them.
+// Writes a range attribute. Values as in the driver API's documentation of cuMemRangeGetAttribute. Lock held.
 CUresult range_attribute(const ManagedRegion& region, void* data, std::size_t size, CUmem_range_attribute which,
                          std::uint64_t address, std::uint64_t count) {
   const auto place = [&](auto get) { return place_in_all(all_of(region, address, count, get)); };
@@ -236,7 +237,7 @@ CUresult cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_range_att
   if (!region) return CUDA_ERROR_INVALID_VALUE;
   for (std::size_t i = 0; i < numAttributes; ++i) {
     if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
-    ready_to_write(data[i], dataSizes[i]);  // the answer may go to managed memory
+    ready_to_write(data[i], dataSizes[i]);  // the answer may be written to managed memory
   }
   std::lock_guard guard(managed().lock);
   for (std::size_t i = 0; i < numAttributes; ++i) {

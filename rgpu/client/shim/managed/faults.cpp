@@ -1,8 +1,8 @@
-// SIGSEGV: a touch of managed memory that is not here brings it; every other fault is the program's own.
+// SIGSEGV handler: a touch of managed memory that is not present fetches it; every other fault is the program's own.
 //
-// The program may set a handler of its own after ours. Ours goes in front again at the next call that may use managed
-// memory; a chain remembers what was there. A handler that hands a fault on to the one that it found (ours) is not
-// called for that fault again.
+// The program may install a handler of its own after ours. The next call that may use managed memory installs ours in
+// front again; a chain keeps the handlers that were replaced. A handler that passes a fault on to the one that it found
+// (ours) is not called for that fault again.
 #include <pthread.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -21,17 +21,17 @@ namespace rgpu {
 namespace {
 
 constexpr std::size_t kMostHandlers = 16;
-constexpr std::size_t kStack = 256 << 10;  // what a fetch runs on where the program's signal stack is a small one
-// A handler that returns, and the same fault comes at once: after so many times it is taken to leave it to the next one
-// (crash reporters put back what they found, which is ours).
+constexpr std::size_t kStack = 256 << 10;  // for a fetch where the program's signal stack is a small one
+// When a handler returns and the same fault follows at once this many times, the fault is passed to the next handler
+// (crash reporters restore the handler that they found, which is ours).
 constexpr unsigned kPatience = 3;
 constexpr std::int64_t kAtOnceNs = 100'000;
-// In siginfo's si_errno, which no fault uses: handed on, and by how many handlers. One that hands it on to what it found
-// (ours) does so with the same siginfo; the kernel's next fault has another.
+// Mark in siginfo's si_errno, which no fault uses: passed on, and by how many handlers. A handler that passes the fault
+// on to the handler that it found (ours) uses the same siginfo; the kernel's next fault has another.
 constexpr int kHandedOn = 0x52470000, kDepth = 0xFF;
 
 struct Chain {
-  std::mutex lock;  // of those who add
+  std::mutex lock;  // for threads that add handlers
   std::atomic<std::size_t> count{0};
   struct sigaction handlers[kMostHandlers];  // the first is the oldest
 };
@@ -41,10 +41,10 @@ Chain& chain() {
   return *c;
 }
 
-// The last fault that this thread handed on.
+// The last fault that this thread passed to another handler.
 struct Last {
   std::uint64_t address = 0, instruction = 0;
-  std::int64_t returned = 0;  // when its handler did, in ns
+  std::int64_t returned = 0;  // time at which its handler returned, in ns
   unsigned repeats = 0;
 };
 thread_local Last last;
@@ -55,8 +55,8 @@ std::int64_t now_ns() {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// As the kernel would: the default ends the process when the instruction faults again, or here for a signal that was
-// sent.
+// Ends the process as the kernel would: the default action does so when the instruction faults again, or here for a
+// signal that was sent.
 void end_by_default(int signal, bool comes_again) {
   struct sigaction plain {};
   plain.sa_handler = SIG_DFL;
@@ -69,7 +69,7 @@ void end_by_default(int signal, bool comes_again) {
   ::raise(signal);
 }
 
-// Handlers that have had the fault already.
+// The number of handlers that the fault was passed to already.
 std::size_t handed(const siginfo_t* info, const void* raw) {
   if ((info->si_errno & ~kDepth) == kHandedOn) return static_cast<std::size_t>(info->si_errno & kDepth);
   const auto address = reinterpret_cast<std::uint64_t>(info->si_addr);
@@ -115,7 +115,7 @@ void serve_there(unsigned low, unsigned high) {
   serve(*reinterpret_cast<Request*>(std::uintptr_t{low} | std::uintptr_t{high} << 32));
 }
 
-// A signal stack is often 8 KiB: less than a fetch may need.
+// Serves the request on a stack of its own: a signal stack is often 8 KiB, less than a fetch may need.
 void serve_on_other_stack(Request& request) {
   void* stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stack == MAP_FAILED) return serve(request);
@@ -142,7 +142,7 @@ void on_fault(int signal, siginfo_t* info, void* raw) {
   const bool may_be_ours = info->si_code == SEGV_ACCERR && !info->si_errno && address >= m.lowest.load(std::memory_order_relaxed) &&
                            address < m.highest.load(std::memory_order_relaxed) && initialised();
   if (may_be_ours) {
-    constexpr long kWrite = 2;  // of a page fault's error code (Intel SDM 3A, 4.7)
+    constexpr long kWrite = 2;  // in a page fault's error code (Intel SDM 3A, 4.7)
     Request request{address, (static_cast<ucontext_t*>(raw)->uc_mcontext.gregs[REG_ERR] & kWrite) != 0,
                     Touch::elsewhere, {}, {}};
     if (on_small_stack())
@@ -170,7 +170,7 @@ void watch_faults() {
   struct sigaction before {};
   if (::sigaction(SIGSEGV, nullptr, &before) || ((before.sa_flags & SA_SIGINFO) && before.sa_sigaction == on_fault)) return;
   std::size_t count = c.count.load();
-  if (count == kMostHandlers) {  // a program that sets one again and again: the newest counts
+  if (count == kMostHandlers) {  // a program that installs one again and again: the newest is kept
     std::memmove(c.handlers + 1, c.handlers + 2, (count - 2) * sizeof *c.handlers);
     --count;
   }

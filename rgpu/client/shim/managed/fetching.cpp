@@ -1,7 +1,8 @@
-// The CPU's touch of managed memory: waits for the work that may use it, fetches what is newer at the device.
+// A touch of managed memory by the CPU: waits for the work that may use it, and fetches the bytes that are newer at the
+// device.
 //
-// It may run in a signal handler, at any instruction of the program's: it prints nothing, and calls nothing of the
-// program's. Bytes come into the alias, and the program's pages are opened when they are all there.
+// It may run in a signal handler, at any instruction of the program's: it prints nothing, and calls no function of the
+// program's. Bytes are received into the alias, and the program's pages are opened when all of them are there.
 #include <algorithm>
 
 #include "managed.hpp"
@@ -10,9 +11,10 @@
 namespace rgpu {
 namespace {
 
-constexpr std::size_t kFirstUnits = 4, kMostUnits = 128;  // brought by a fetch: 256 KiB, twice as many each time it goes on
+// Units of 64 KiB in a fetch: 256 KiB at first, twice as many each time fetches continue one another.
+constexpr std::size_t kFirstUnits = 4, kMostUnits = 128;
 
-// Awaits a call as await_view() does, without what a driver does in calls only (printing, deferred frees).
+// Awaits a call as await_view() does, except for the work of driver calls (printing, deferred frees).
 template <class C>
 CUresult await_silently(const C& call, void* destination, std::size_t capacity, std::uint64_t& received,
                         const std::function<void(std::uint64_t seq, bool answered)>& step) {
@@ -41,7 +43,7 @@ struct Wait {
   bool lost = false;
 };
 
-// What the region's touch has to wait for; what is known to be complete already is said in the journal. Lock held.
+// The work that a touch of the region has to wait for; work known to be complete is recorded in the journal. Lock held.
 std::vector<Wait> waits_of(Managed& m, ManagedRegion& region) {
   std::vector<Wait> found;
   const auto take = [&](std::map<std::uint64_t, std::uint64_t>& uses, std::uint64_t only) {
@@ -61,7 +63,7 @@ std::vector<Wait> waits_of(Managed& m, ManagedRegion& region) {
   return found;
 }
 
-// No lock held.
+// Waits for one stream's work. No lock held.
 CUresult wait_for(const Wait& wait, const ManagedRegion& region) {
   std::uint64_t none = 0;
   if (wait.lost) {
@@ -79,14 +81,14 @@ CUresult wait_for(const Wait& wait, const ManagedRegion& region) {
   return r == CUDA_ERROR_INVALID_HANDLE ? wait_for({wait.stream, wait.seq, true}, region) : r;  // destroyed meanwhile
 }
 
-// They are complete: nobody waits for them again. Lock held.
+// Removes uses that are complete: they are not waited for again. Lock held.
 void forget(Managed& m, ManagedRegion& region, const std::vector<Wait>& waits) {
   for (const Wait& wait : waits)
     for (auto* uses : {&region.uses, &m.uses})
       if (auto it = uses->find(wait.stream); it != uses->end() && it->second <= wait.seq) uses->erase(it);
 }
 
-// Lock held.
+// Copies units from the device into the alias. Lock held.
 CUresult fetch(Managed& m, ManagedRegion& region, std::size_t from, std::size_t to) {
   Carrier* carrier = nullptr;
   if (CUresult r = carrier_of(m, *region.context, carrier); r) return r;
@@ -111,7 +113,7 @@ CUresult fetch(Managed& m, ManagedRegion& region, std::size_t from, std::size_t 
   return CUDA_SUCCESS;
 }
 
-// Opens units for the program. Too many mappings of different rights: the whole region is opened with one. Lock held.
+// Opens units for the program; false where the system refuses another mapping. Lock held.
 bool open(ManagedRegion& region, std::size_t from, std::size_t to, Newest newest) {
   if (!protect(region, from, to, newest)) return false;
   for (std::size_t unit = from; unit < to; ++unit) {
@@ -121,7 +123,7 @@ bool open(ManagedRegion& region, std::size_t from, std::size_t to, Newest newest
   return true;
 }
 
-// How far a fetch goes that begins at a unit of the device's. Lock held.
+// The end of a fetch that begins at a unit which is newest at the device. Lock held.
 std::size_t fetch_end(ManagedRegion& region, std::size_t unit, std::size_t wanted) {
   region.ahead = unit == region.next_fetch && region.ahead ? std::min(2 * region.ahead, kMostUnits) : kFirstUnits;
   const std::size_t most = std::min(region.units.size(), std::max(wanted, unit + region.ahead));
@@ -130,8 +132,8 @@ std::size_t fetch_end(ManagedRegion& region, std::size_t unit, std::size_t wante
   return region.next_fetch = end;
 }
 
-// Opens everything where the system takes no further mapping (vm.max_map_count): all that is the device's comes,
-// and all counts as changed by the CPU. Lock held.
+// Opens the whole region where the system takes no further mapping (vm.max_map_count): fetches all units that are
+// newest at the device, and marks all units as changed by the CPU. Lock held.
 CUresult open_all(Managed& m, ManagedRegion& region) {
   for (std::size_t unit = 0; unit < region.units.size();) {
     std::size_t end = unit;
@@ -143,7 +145,7 @@ CUresult open_all(Managed& m, ManagedRegion& region) {
   return open(region, 0, region.units.size(), Newest::host) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// A kernel of the program's own failed: the session is there, but its context is lost.
+// Whether a kernel of the program's own failed: the session exists, but its context is lost.
 bool kernel_failed(CUresult result) {
   switch (result) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:
@@ -162,8 +164,8 @@ bool kernel_failed(CUresult result) {
   }
 }
 
-// Nothing comes from the device any more. After an error of its own kernels a program finds undefined bytes in managed
-// memory, which is what the CPU had last; one that lost its session must not take those for a result.
+// Gives up fetching from the device. After an error of its own kernels a program may find undefined bytes in managed
+// memory: the bytes that the CPU had last; a program that lost its session must not take those for a result.
 Touch give_up(ManagedRegion& region, CUresult result) {
   if (!kernel_failed(result)) {
     log_once("managed lost", "managed memory at %#llx cannot be brought back, the session is lost (error %d): the touch "
@@ -176,12 +178,12 @@ Touch give_up(ManagedRegion& region, CUresult result) {
   return open(region, 0, region.units.size(), Newest::host) ? Touch::present : Touch::lost;
 }
 
-struct Waiting {  // counted while it is
+struct Waiting {  // counted while it exists
   Waiting() { report_managed(1); }
   ~Waiting() { report_managed(-1); }
 };
 
-// Units that are touched, one after the other until all are as wanted.
+// Makes the touched units present, one after the other until all are as wanted.
 struct Toucher {
   Managed& m;
   ManagedRegion& region;

@@ -1,4 +1,4 @@
-// Regions of managed memory: where they are, who may use them.
+// Regions of managed memory: their addresses, and which work may use them.
 #include "managed.hpp"
 
 #include <sys/mman.h>
@@ -25,7 +25,7 @@ int rights(Newest newest) {
   return newest == Newest::device ? PROT_NONE : newest == Newest::both ? PROT_READ : PROT_READ | PROT_WRITE;
 }
 
-// `newest`: an allocation is zeros at both, a variable's first value is at the device.
+// `newest`: an allocation is zeros on both sides, a variable's first value is at the device.
 CUresult add_region(std::shared_ptr<ManagedRegion> region, Newest newest) {
   const std::size_t units = (region->size + kUnit - 1) / kUnit;
   region->units.assign(units, newest);
@@ -48,7 +48,7 @@ CUresult add_region(std::shared_ptr<ManagedRegion> region, Newest newest) {
   return CUDA_SUCCESS;
 }
 
-// Managed::lock held.
+// Requires Managed::lock.
 void end_region(Managed& m, const std::shared_ptr<ManagedRegion>& region) {
   {
     std::unique_lock table(m.table);
@@ -59,7 +59,7 @@ void end_region(Managed& m, const std::shared_ptr<ManagedRegion>& region) {
   unmap_region(*region);
 }
 
-// The program sees zeros, and so does the device: granules are used again.
+// Zeroes an allocation at the device, as its pages in the program are: granules are reused.
 CUresult clear(Context& context, std::uint64_t address, std::uint64_t size) {
   Managed& m = managed();
   std::lock_guard guard(m.lock);
@@ -125,8 +125,8 @@ std::vector<std::shared_ptr<ManagedRegion>> managed_regions(std::uint64_t addres
   return found;
 }
 
-// Of shared memory, so that it can be mapped twice. In a device's range our own reservation gives way; elsewhere
-// (variables that a driver placed) what is there stays.
+// Maps shared memory, so that it can be mapped twice. In a device's range it replaces our own reservation; elsewhere
+// (variables that a driver placed) it never replaces a mapping.
 bool map_region(ManagedRegion& region) {
   const bool ours = device_of(region.base) != kEveryDevice;
   void* wanted = reinterpret_cast<void*>(region.base);
@@ -137,7 +137,7 @@ bool map_region(ManagedRegion& region) {
     ::munmap(got, region.size);
     return false;
   }
-  void* alias = ::mremap(got, 0, region.size, MREMAP_MAYMOVE);  // the same pages once more
+  void* alias = ::mremap(got, 0, region.size, MREMAP_MAYMOVE);  // a second mapping of the same pages
   if (alias == MAP_FAILED) {
     unmap_region(region);
     return false;
@@ -232,7 +232,7 @@ CUresult track_managed_mapping(std::uint64_t address, std::uint64_t size, Contex
 
 CUresult untrack_managed_mapping(std::uint64_t address, std::uint64_t size) {
   auto region = managed_region(address);
-  if (!region || region->base != address) return CUDA_SUCCESS;  // its context is gone
+  if (!region || region->base != address) return CUDA_SUCCESS;  // its context has ended
   const StreamRef legacy{static_cast<std::uint64_t>(region->device), nullptr, region->context};
   ManagedUse use(legacy);
   use.range(address, size);
@@ -280,7 +280,7 @@ void release_managed(Context& context) {
   event.event = it->second.event;
   wire::StreamDestroy stream{};
   stream.stream = it->second.stream.number;
-  m.carriers.erase(it);  // its stream's object stays: another thread may be noting work
+  m.carriers.erase(it);  // its stream's object is kept: another thread may be noting work
   ReservedSpace space;
   submit(event);
   submit(stream);
@@ -316,14 +316,14 @@ CUresult cuMemAllocManaged(CUdeviceptr* dptr, size_t bytesize, unsigned int flag
   return CUDA_SUCCESS;
 }
 
-// Takes effect at once for what is given to streams from here on; a touch by the CPU still waits for what was given.
+// Takes effect at once for work given to streams from here on; a touch by the CPU still waits for earlier work.
 CUresult cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
-  if (flags == CU_MEM_ATTACH_SINGLE && !stream.object) return CUDA_ERROR_INVALID_VALUE;  // no stream, but all of them
+  if (flags == CU_MEM_ATTACH_SINGLE && !stream.object) return CUDA_ERROR_INVALID_VALUE;  // the legacy one covers all
   auto region = managed_region(dptr);
   if (!region || region->module || region->base != dptr || (length && length != region->pieces[0].size))
     return CUDA_ERROR_INVALID_VALUE;

@@ -1,9 +1,9 @@
-// Before work of the device: what the CPU changed goes there, and the program's pages are closed until they are
+// Before work of the device: sends the bytes that the CPU changed, and closes the program's pages until they are
 // touched.
 //
-// It goes on a stream of our own, the carrier, and the program's streams wait for that by an event. Nothing of the
-// program's that is unfinished uses what goes up: the CPU had it because all such work was complete. Copies stand in
-// the journal with their bytes, so that a replay needs nothing of the program.
+// The copies are made on a stream of our own, the carrier, and the program's streams wait for them by an event. No
+// unfinished work of the program's uses the bytes sent: the CPU could change them because all such work was complete.
+// The journal contains the copies with their bytes, so that a replay needs nothing of the program.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,9 +16,9 @@ namespace rgpu {
 namespace {
 
 constexpr std::size_t kMostUses = 256;
-constexpr std::size_t kMostUnits = (4u << 20) / kUnit;  // of one call: its payload's segment is soon free again
+constexpr std::size_t kMostUnits = (4u << 20) / kUnit;  // of one call: its payload's segment is soon released
 
-// Copies what of the units is managed. Lock held.
+// Copies the managed parts of the units to the device. Lock held.
 CUresult publish_units(Managed& m, ManagedRegion& region, std::size_t from, std::size_t to) {
   Carrier* carrier = nullptr;
   if (CUresult r = carrier_of(m, *region.context, carrier); r) return r;
@@ -37,12 +37,12 @@ CUresult publish_units(Managed& m, ManagedRegion& region, std::size_t from, std:
   return CUDA_SUCCESS;
 }
 
-// What follows on the stream comes behind all that went up. Lock held.
+// Makes the stream's next work wait for all copies on the carriers. Lock held.
 CUresult join_carriers(Managed& m, const StreamRef& stream) {
   for (auto& [context, carrier] : m.carriers) {
     if (!carrier.last) continue;
     if (complete_on(carrier.stream.number, carrier.last)) {
-      observed(carrier.last);  // what comes next in the journal relies on it
+      observed(carrier.last);  // the next calls in the journal rely on it
       carrier.last = 0;
       carrier.joined.clear();
       continue;
@@ -71,7 +71,7 @@ void ManagedUse::pointers_in(const std::vector<std::uint8_t>& parameters) {
   }
 }
 
-// Lock held.
+// Requires the lock.
 void ManagedUse::find_parts() {
   Managed& m = managed();
   const auto whole = [&](const std::shared_ptr<ManagedRegion>& region) {
@@ -99,7 +99,8 @@ void ManagedUse::find_parts() {
   }
 }
 
-// Whoever touches the part from here on waits until the use is known, so it stays as it is while the lock is let go.
+// A thread that touches the part from here on waits until the use is recorded, so the part is unchanged while the lock
+// is released.
 CUresult ManagedUse::send(const Part& part, std::unique_lock<std::mutex>& guard) {
   ManagedRegion& region = *part.region;
   bool closed = false;
@@ -108,8 +109,8 @@ CUresult ManagedUse::send(const Part& part, std::unique_lock<std::mutex>& guard)
       ++at;
       continue;
     }
-    if (!closed) {  // before the first byte is read: what is written later is written behind the work
-      if (!protect(region, part.from, part.to, Newest::device))  // no room for a mapping more (vm.max_map_count)
+    if (!closed) {  // before the first byte is read: later writes are ordered after the work
+      if (!protect(region, part.from, part.to, Newest::device))  // vm.max_map_count reached
         return part.to - part.from == region.units.size() ? CUDA_ERROR_OPERATING_SYSTEM
                                                           : send({part.region, 0, region.units.size()}, guard);
       closed = true;
@@ -119,7 +120,7 @@ CUresult ManagedUse::send(const Part& part, std::unique_lock<std::mutex>& guard)
     while (end < part.to && region.units[end] == newest && (newest == Newest::both || end - at < kMostUnits)) ++end;
     if (newest == Newest::host) {
       guard.unlock();
-      wait_for_space(session(), false);  // with nothing locked
+      wait_for_space(session(), false);  // with no lock held
       guard.lock();
       if (region.ended) return CUDA_SUCCESS;
       ReservedSpace space;
@@ -157,7 +158,7 @@ void ManagedUse::given(std::uint64_t seq) {
     last = std::max(last, seq);
   };
   if (everything_) raise(m.uses);
-  if (m.uses.size() > kMostUses)  // streams come and go, and nobody touches
+  if (m.uses.size() > kMostUses)  // uses of destroyed streams remain where the CPU touches nothing
     std::erase_if(m.uses, [](auto& use) { return complete_on(use.first, use.second) && !observed(use.second); });
   for (const Part& part : parts_) {
     const bool named = !everything_ || part.region->attached == CU_MEM_ATTACH_HOST ||

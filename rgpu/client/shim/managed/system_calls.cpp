@@ -1,10 +1,11 @@
-// read(), write() and their like on managed memory that is not here. The kernel meets a protected page and returns
-// EFAULT; no signal is raised. userfaultfd would see it, but not for a process without privileges
-// (vm.unprivileged_userfaultfd), and to fetch everything at each synchronisation would cost its transfer each time.
-// So a filter stops such a call whose buffer lies in a device's range; a thread of ours makes the buffer present
-// and lets the call go on (seccomp user notification, Linux 5.7). Other calls cost the filter only.
+// Support of read(), write() and similar calls on managed memory that is not present. The kernel finds a protected page
+// and returns EFAULT; no signal is raised. userfaultfd would report it, but not to a process without privileges
+// (vm.unprivileged_userfaultfd), and fetching everything at each synchronisation would cost its transfer each time. So
+// a filter stops such a call whose buffer lies in a device's range; a thread of ours makes the buffer present and lets
+// the call continue (seccomp user notification, Linux 5.7). Other calls only cost the filter.
 //
-// The filter stays with child processes: for buffers in these ranges, which are reserved in programs with this library.
+// The filter is inherited by child processes, for buffers in these ranges, which are reserved in programs with this
+// library.
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -71,7 +72,7 @@ void go_on(std::uint64_t id) {
   seccomp_notif_resp answer{};
   answer.id = id;
   answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-  ::ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);  // fails when the call was interrupted: it comes again
+  ::ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer);  // fails when the call was interrupted: it is notified again
 }
 
 void serve(const seccomp_notif& call) {
@@ -89,7 +90,7 @@ void serve(const seccomp_notif& call) {
     go_on(id);
   };
   try {
-    std::thread(bring).detach();  // one that waits must not keep another from what it waits for
+    std::thread(bring).detach();  // a waiting one must not block one that it waits for
   } catch (const std::system_error&) {
     bring();
   }

@@ -15,7 +15,7 @@ std::optional<std::uint64_t> Allocator::allocate(std::uint64_t size, std::vector
   if (!size || size > quota_) return std::nullopt;
   const bool shared = size <= granule_ / 2;
   alignment = std::max(alignment, alignment_);
-  const std::uint64_t unit = shared ? alignment : granule_;  // so that nothing else lies in the last one
+  const std::uint64_t unit = shared ? alignment : granule_;  // so that the last granule is not shared
   const std::uint64_t reserved = (size + unit - 1) / unit * unit;
   std::uint64_t address;
   if (!shared) {
@@ -63,7 +63,7 @@ bool Allocator::free(std::uint64_t address, std::vector<Range>& unmap) {
     give_granules(address, allocation.reserved);
     return true;
   }
-  // Join with free neighbours, never across the granule's edge.
+  // Joins with free neighbours, never across the granule's edge.
   const std::uint64_t granule = granule_of(address);
   std::uint64_t from = address, size = allocation.reserved;
   auto after = blocks_.lower_bound(address);

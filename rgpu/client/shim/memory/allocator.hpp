@@ -25,17 +25,16 @@ struct Range {
 
 class Allocator {
  public:
-  // The range [base, base+size) and the quota in bytes; all are taken down to whole granules.
+  // The range [base, base+size) and the quota in bytes; all are rounded down to whole granules.
   Allocator(std::uint64_t base, std::uint64_t size, std::uint64_t quota, std::uint64_t granule = 2u << 20,
             std::uint64_t alignment = 512, std::uint64_t largest_mapping = 1u << 30);
 
-  // An address for `size` > 0 bytes, nothing when the quota or the range has no
-  // room. `map` gets what must be mapped first, in pieces of at most
-  // `largest_mapping` bytes.
-  // `alignment`: a power of two up to a granule; 0: the allocator's own.
+  // An address for `size` > 0 bytes; nothing when the quota or the range is exhausted. `map` gets the ranges that must
+  // be mapped first, in pieces of at most `largest_mapping` bytes. `alignment`: a power of two up to a granule; 0: the
+  // allocator's own.
   std::optional<std::uint64_t> allocate(std::uint64_t size, std::vector<Range>& map, std::uint64_t alignment = 0);
-  // Gives back what allocate() returned; false for any other address. `unmap`
-  // gets the pieces that are not needed any more, cut as they were mapped.
+  // Frees an address that allocate() returned; false for any other address. `unmap` gets the pieces that are not needed
+  // any more, divided as they were mapped.
   bool free(std::uint64_t address, std::vector<Range>& unmap);
 
   // The allocation that holds an address: its base and the size asked for.
@@ -43,17 +42,17 @@ class Allocator {
   std::uint64_t quota() const { return quota_; }
   std::uint64_t mapped() const { return mapped_; }
   std::uint64_t available() const { return quota_ - mapped_ - charged_; }
-  // Bytes of the quota that are used outside of this range; false when they are not there.
+  // Bytes of the quota that are used outside of this range; false when less than `size` is available.
   bool charge(std::uint64_t size) { return size <= available() && (charged_ += size, true); }
   void refund(std::uint64_t size) { charged_ -= size; }
   std::size_t count() const { return allocations_.size(); }
-  // Every promise of the bookkeeping; for tests.
+  // Checks every invariant of the bookkeeping; for tests.
   bool consistent() const;
 
  private:
   struct Allocation {
     std::uint64_t size;     // as asked for
-    std::uint64_t reserved; // what it takes: granules, or bytes of a shared one
+    std::uint64_t reserved; // bytes it takes: granules, or a part of a shared one
     bool shared;
   };
   using Blocks = std::map<std::uint64_t, std::uint64_t>;  // address -> size
@@ -63,7 +62,7 @@ class Allocator {
   std::vector<Range> pieces(std::uint64_t address, std::uint64_t size) const;
   void add_block(std::uint64_t address, std::uint64_t size);
   void remove_block(Blocks::iterator block);
-  // The smallest free block with room for so much at that alignment.
+  // The smallest free block that holds `size` bytes at that alignment.
   std::set<std::pair<std::uint64_t, std::uint64_t>>::iterator best_fit(std::uint64_t size, std::uint64_t alignment) const;
   std::uint64_t granule_of(std::uint64_t address) const { return address - (address - base_) % granule_; }
 

@@ -1,8 +1,8 @@
 // The cuMemcpy family: linear memory and rows, in any direction.
 //
-// Every form becomes one `Copy`; each end is judged by what its address points
-// into (UVA). Sources are read at the call, copies to pageable memory are awaited
-// (SEMANTICS 6), those to pinned memory are not (downloads.cpp). The 2D and 3D forms: arrays/copy_boxes.cpp.
+// Every form becomes one `Copy`; the kind of memory of source and destination follows from their addresses (UVA).
+// Sources are read at the call, copies to pageable memory are awaited (SEMANTICS 6), those to pinned memory are not
+// (downloads.cpp). The 2D and 3D forms: arrays/copy_boxes.cpp.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -20,9 +20,9 @@ namespace rgpu {
 namespace {
 
 constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, either way
-// Longer copies to the device are several calls: one is under way while the next is being read, and
-// all of them live in the same few segments, whose memory has been touched before. The first are
-// short, so that the way is soon filled; they grow with what has been published.
+// Longer copies to the device are several calls: one is in transit while the next is being read, and all of them use
+// the same few segments, whose memory has been touched before. The first are short, so that the transfer starts early;
+// the size grows with the bytes published.
 constexpr std::uint64_t FIRST_UPLOAD = 256ull << 10, UPLOAD_PIECE = 4ull << 20;
 constexpr unsigned SEALED_UPLOADS = 4;
 
@@ -33,7 +33,7 @@ std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
 
 std::uint8_t* bytes(std::uint64_t address) { return reinterpret_cast<std::uint8_t*>(address); }
 
-// Finds out where the end lies, and that all of it lies there.
+// Determines the memory that a source or destination is in, and checks that all of it is there.
 CUresult resolve(CopyEnd& end, const Copy& copy) {
   if (copy.height > 1 && end.pitch < copy.width) return CUDA_ERROR_INVALID_VALUE;
   std::uint64_t span;
@@ -45,7 +45,7 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
     case Place::Kind::device:
       end.host = false;
       end.device = place.device;
-      end.managed = place.managed;  // and so a host pointer as well
+      end.managed = place.managed;  // and so does a host pointer
       return (end.type != CU_MEMORYTYPE_HOST || place.managed) && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case Place::Kind::pinned:
     case Place::Kind::registered:
@@ -55,15 +55,15 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
       return CUDA_SUCCESS;
     case Place::Kind::host:
       end.host = true;
-      // A pageable address is no device pointer, whatever it is called.
+      // A pageable address is no device pointer, even if the call gives it as one.
       return end.type != CU_MEMORYTYPE_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
-// The same for a copy that is only captured: where the end lies, so far as that can be told. What is no allocation is
-// taken for device memory, and looked up when the graph is launched.
+// The same for a copy that is only captured, as far as it can be determined. An address in no allocation is assumed to
+// be device memory, and looked up when the graph is launched.
 void place_captured(CopyEnd& end) {
   const Place place = place_of(end.address);
   const Place::Kind kind = place.kind;
@@ -72,13 +72,13 @@ void place_captured(CopyEnd& end) {
              (kind == Place::Kind::host && end.type == CU_MEMORYTYPE_UNIFIED);
 }
 
-// The longest answer: half of the area where there is one, so that the next finds room while this one is copied out.
+// The longest answer: half of the area where there is one, so that the next fits while this one is copied out.
 std::uint64_t download_piece() {
   const std::uint64_t area = session().ring.area_size.load(std::memory_order_relaxed);
   return area ? std::clamp<std::uint64_t>(area / 2 & ~0xFFFull, 1ull << 20, PIECE) : PIECE;
 }
 
-// Pieces that are copied at a time: sealed ones leave more slowly than a few threads copy, and need processors, too.
+// Pieces that are copied at a time: sealed ones are sent more slowly than a few threads copy, and need processors, too.
 std::size_t uploads_at_once() {
   const unsigned helpers = copy_helpers();
   return session().ring.area_size.load(std::memory_order_relaxed) ? helpers : std::min(helpers, SEALED_UPLOADS);
@@ -94,7 +94,7 @@ class Uploads {
   Uploads(const Uploads&) = delete;
 
   CUresult add(std::uint64_t destination, const std::uint8_t* from, std::uint64_t size) {
-    // Whoever holds an extent that is not published must not wait for space: its segment cannot be released.
+    // A thread that holds an unpublished extent must not wait for space: the extent's segment cannot be released.
     while (!pieces_.empty() && (pieces_.size() > at_once_ || !room_in_journal(size)))
       if (CUresult r = publish(); r) return r;
     Piece& piece = pieces_.emplace_back(Payload::reserve(size, pieces_.empty()));
@@ -252,8 +252,8 @@ CUresult give_on_device(const Copy& c, const StreamRef& stream) {
   return submit_work(stream, call);
 }
 
-// In a legacy stream such a copy begins when all that either device was given before is complete, and all that they
-// are given later comes behind it (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
+// In a legacy stream such a copy begins when all earlier work of either device is complete, and all later work of these
+// devices is ordered after it (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
 CUresult between_devices(const Copy& c, const StreamRef& stream) {
   for (int device : {c.source.device, c.destination.device})
     if (CUresult r = wait_for_device_number(device, true); r) return r;
@@ -265,7 +265,7 @@ CUresult on_device(const Copy& c, const StreamRef& stream) {
   return c.source.device != c.destination.device && !stream.object ? between_devices(c, stream) : give_on_device(c, stream);
 }
 
-// In stream order, by this thread: when the stream is there.
+// Copies in stream order, by this thread: when the stream has reached the copy.
 CUresult on_host(const Copy& c, const StreamRef& stream) {
   if (CUresult r = await_stream(stream); r) return r;
   for (const CopyEnd* end : {&c.source, &c.destination})
@@ -275,7 +275,7 @@ CUresult on_host(const Copy& c, const StreamRef& stream) {
   return CUDA_SUCCESS;
 }
 
-// A capturing stream takes the copy as a node: its source is read at every launch.
+// Captures the copy as a node: its source is read at every launch.
 CUresult capture(Copy& c, const StreamRef& stream, bool& taken) {
   for (CopyEnd* end : {&c.source, &c.destination}) {
     if (c.height > 1 && end->pitch < c.width) return CUDA_ERROR_INVALID_VALUE;
@@ -319,7 +319,7 @@ CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUco
 
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
-// Asked only where a profiler is told.
+// Looked up only while a profiler is active.
 bool is_pinned(std::uint64_t address) {
   if (!profile::active.load(std::memory_order_relaxed)) [[likely]] return false;
   const Place::Kind kind = place_of(address).kind;

@@ -1,5 +1,4 @@
-// Device memory: allocation against the quota without a round trip, frees
-// (SEMANTICS 2), and what pointers point into.
+// Device memory: allocation against the quota without a round trip, frees (SEMANTICS 2), and the lookup of pointers.
 #include "memory.hpp"
 #include "profile.hpp"
 
@@ -49,7 +48,7 @@ Memory& memory() {
   return *m;
 }
 
-// Lock held exclusively.
+// Requires the lock, held exclusively.
 Allocator* allocator_of(Memory& m, int device) {
   if (m.devices.empty()) {
     for (auto& facts : facts().devices)
@@ -59,14 +58,15 @@ Allocator* allocator_of(Memory& m, int device) {
   return device < 0 || static_cast<std::size_t>(device) >= m.devices.size() ? nullptr : m.devices[device].get();
 }
 
-// Tells the agent what cuMemGetInfo would. Lock held; after every change of the allocator.
+// Reports the bytes in use to the agent, as cuMemGetInfo counts them. Lock held; after every change of the allocator.
 void tell_used(int device, const Allocator& allocator) {
   const std::uint64_t used = allocator.quota() - allocator.available();
   report_used(device, used);
   share_used(device, used);
 }
 
-// Whether what was just taken is within what the run was given; told to the others before it is looked at.
+// Whether the memory just taken is within the run's quota; it is reported to the run's other processes before that is
+// checked.
 bool within_run(int device, const Allocator& allocator) {
   tell_used(device, allocator);
   return used_by_run(device, allocator.quota() - allocator.available()) <= allocator.quota();
@@ -82,7 +82,8 @@ std::string bytes_text(std::uint64_t bytes) {
   return text;
 }
 
-// Says why CUDA_ERROR_OUT_OF_MEMORY is returned, once for each device: on a GPU of one's own it would have another reason.
+// Logs the reason of CUDA_ERROR_OUT_OF_MEMORY, once for each device: on a GPU of one's own it would have another
+// reason.
 void say_out_of_quota(int device, std::uint64_t asked) {
   std::uint64_t quota = 0, used = 0, own = 0;
   {
@@ -112,7 +113,7 @@ auto holding(Map& map, std::uint64_t address) {
   return address - it->first < it->second.size ? it : map.end();
 }
 
-// Gives a freed allocation's address back and unmaps what is empty. Section and lock held.
+// Frees an allocation's address and unmaps what is empty. Section and lock held.
 CUresult give_back(Section& section, Memory& m, std::map<std::uint64_t, Allocated>::iterator it) {
   std::vector<Range> unmap;
   m.devices[it->second.device]->free(it->first, unmap);
@@ -302,7 +303,7 @@ CUresult free_device(std::uint64_t address) {
   {
     Section section;
     if (section.status()) return section.status();
-    // A handle opens nothing once the free has returned, whoever asks the server first.
+    // A handle opens nothing once the free has returned, in whatever order requests reach the server.
     if (idle_on(device_of(address)) && !exported_memory(address)) {
       if (CUresult r = free_now(section, address); r) return r;
       done = true;

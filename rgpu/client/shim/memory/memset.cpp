@@ -7,8 +7,8 @@
 namespace rgpu {
 namespace {
 
-// `blocking`: a call without "Async". One to pinned memory has ended when it returns (CUDA Driver API 13.0, "API
-// synchronization behavior": Memset), so that the program finds there what was set.
+// `blocking`: a call without "Async". Such a call on pinned memory has ended when it returns (CUDA Driver API 13.0,
+// "API synchronization behavior": Memset), so that the program finds the new bytes there.
 CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::uint8_t element, std::size_t width,
               std::size_t height, CUstream handle, bool blocking = false) {
   Context* context = nullptr;
@@ -20,7 +20,7 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   if (__builtin_mul_overflow(width, element, &bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (height > 1 && (pitch < bytes || pitch % element)) return CUDA_ERROR_INVALID_VALUE;
   if (destination % element) return CUDA_ERROR_INVALID_VALUE;
-  if (capture_open()) {  // what is only captured is not looked up: a launch of the graph does that
+  if (capture_open()) {  // a captured address is looked up by the graph's launch
     MemsetWork work{{destination, height > 1 ? pitch : bytes, value, element, width, height, nullptr}};
     work.set.ctx = static_cast<CUcontext>(stream.context->handle);
     bool taken = false;

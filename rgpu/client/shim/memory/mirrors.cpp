@@ -1,12 +1,10 @@
-// What kernels read and write of pinned host memory (SEMANTICS 7).
+// Accesses of kernels to pinned host memory (SEMANTICS 7).
 //
-// Kernels see a range's mirror in the worker. For each range that one was
-// given, a *twin* holds what host and mirror last agreed on: bytes that the CPU
-// changed since go to the mirror before a launch, in its stream; bytes that the
-// mirror changed since come back when the program learns that the kernel is
-// complete. Both rest on knowing that work is complete, and each such piece of
-// knowledge is put into the journal before what relies on it (SEMANTICS 1): a
-// replay has no watermark.
+// Kernels access a range's mirror in the worker. For each range that a kernel was given, a *twin* holds the bytes on
+// which host and mirror last agreed: bytes that the CPU changed since are sent to the mirror before a launch, in its
+// stream; bytes that the mirror changed since are copied back when the program learns that the kernel is complete. Both
+// depend on work known to be complete, and each such completion is recorded in the journal before the calls that rely
+// on it (SEMANTICS 1): a replay has no watermark.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -18,7 +16,7 @@
 namespace rgpu {
 namespace {
 
-constexpr std::size_t BLOCK = 4096;  // of host memory that is uploaded as a whole
+constexpr std::size_t BLOCK = 4096;  // bytes of host memory, uploaded as a whole
 
 // The pinned ranges with mirrors that these addresses point into, each once.
 std::vector<std::shared_ptr<Pinned>> mirrored(const std::vector<std::uint64_t>& addresses) {
@@ -46,8 +44,8 @@ CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, 
   return CUDA_SUCCESS;
 }
 
-// What the CPU changed since host and mirror agreed goes to the mirror. While a
-// kernel may be writing the mirror only changed bytes may go, else whole blocks.
+// Sends the bytes that the CPU changed since host and mirror agreed. While a kernel may be writing the mirror only
+// changed bytes are sent, else whole blocks.
 CUresult upload(Pinned& range, const StreamRef& stream) {
   const auto* host = reinterpret_cast<const std::uint8_t*>(range.address);
   if (range.twin.empty()) range.twin.resize(range.size);  // a new mirror holds zeros
@@ -79,7 +77,7 @@ CUresult upload(Pinned& range, const StreamRef& stream) {
   return run < range.size ? upload_run(range, stream, run, range.size) : CUDA_SUCCESS;
 }
 
-// Forgets the uploads that are complete, and says so: what comes next in the journal relies on it. Range's lock held.
+// Forgets the uploads that are complete, and records that: the next calls in the journal rely on it. Range's lock held.
 void forget_complete_uploads(Pinned& range) {
   std::map<std::uint64_t, std::uint64_t> complete;  // stream -> the last of them
   std::erase_if(range.uploads, [&](const Upload& upload) {
@@ -90,7 +88,7 @@ void forget_complete_uploads(Pinned& range) {
   for (auto [stream, seq] : complete) observed(seq);
 }
 
-// An upload on another stream that may still be under way must be seen by what follows on this one.
+// Makes the stream's next work wait for uploads on other streams that may be unfinished.
 CUresult join_uploads(Pinned& range, const StreamRef& stream) {
   forget_complete_uploads(range);
   std::map<std::uint64_t, std::uint64_t> others;  // stream -> its context
@@ -126,7 +124,7 @@ bool is_lost(std::uint64_t stream) {
   return p.lost.contains(stream);
 }
 
-// Uploads of streams that are destroyed: no event can be recorded behind them.
+// Waits for uploads of streams that are destroyed: no event can be recorded after them.
 CUresult finish_lost(Pinned& range) {
   {
     Pins& p = pins();
@@ -143,7 +141,7 @@ CUresult finish_lost(Pinned& range) {
 
 // ---------------------------------------------------------------- from the mirror
 
-// A stream that nothing else is given to: what is read on it waits for nothing.
+// A stream without other work: a read on it waits for nothing.
 CUresult reader_of(Context& context, std::uint64_t& number) {
   Section section;  // before the tables' lock, as everywhere
   if (section.status()) return section.status();
@@ -162,7 +160,8 @@ CUresult reader_of(Context& context, std::uint64_t& number) {
   return CUDA_SUCCESS;
 }
 
-// Takes out the writers that are known to be complete, and says so in the journal. How many. Range's lock held.
+// Removes the writers that are known to be complete, and records that in the journal. Returns how many. Range's lock
+// held.
 std::size_t written(Pinned& range) {
   std::size_t finished = 0;
   std::uint64_t behind = 0;
@@ -180,13 +179,13 @@ std::size_t written(Pinned& range) {
   return finished;
 }
 
-// A mirror on its way to us; nobody else touches the range meanwhile.
+// One read of a mirror; no other thread accesses the range meanwhile.
 struct Reading {
   std::shared_ptr<Pinned> range;
   std::unique_lock<std::mutex> held;
   std::size_t writers = 0;
   std::vector<std::uint8_t> now;
-  std::vector<Upload> under_way;  // where the mirror may still hold what was there before
+  std::vector<Upload> under_way;  // parts of the mirror that may still hold older bytes
   Answer answer;
   Waiter waiter;
   std::uint64_t seq = 0;
@@ -206,7 +205,7 @@ struct Reading {
     return section.publish_view(view(call), nullptr, &waiter, &seq);
   }
 
-  // What differs from the twin is what kernels wrote.
+  // Copies back the bytes that differ from the twin: those that kernels wrote.
   void take() {
     if (!collect(wire::HostMirrorRead::id, waiter, seq) && answer.payload_size == now.size()) {
       auto* host = reinterpret_cast<std::uint8_t*>(range->address);
@@ -223,13 +222,14 @@ struct Reading {
         }
       }
     }
-    pins().in_use -= writers;  // only now: who finds none in use tells the program at once
+    pins().in_use -= writers;  // only now: a thread that finds none in use returns to the program at once
   }
 };
 
-// Brings the ranges back whose writers are known to be complete: all are asked for before the first is waited for.
+// Copies back the ranges whose writers are known to be complete: all reads are published before the first is waited
+// for.
 void bring_back(const std::vector<std::shared_ptr<Pinned>>& ranges) {
-  ReservedSpace space;  // a program that is being told of completion must not wait for room
+  ReservedSpace space;  // a call that reports a completion must not wait for space
   std::deque<Reading> readings;
   for (const auto& range : ranges) {
     std::unique_lock guard(range->lock);
@@ -259,7 +259,7 @@ std::vector<std::shared_ptr<Pinned>> all_ranges() {
   return found;
 }
 
-// Waits for the kernels that may write the range, whichever streams they are in, and brings back what they wrote.
+// Waits for the kernels that may write the range, whichever streams they are in, and copies back what they wrote.
 CUresult finish_writers(const std::shared_ptr<Pinned>& range) {
   std::map<std::uint64_t, Writer> writers;
   {
@@ -282,7 +282,7 @@ CUresult finish_writers(const std::shared_ptr<Pinned>& range) {
         }); r)
       return r;
   }
-  // Only what is about to be used: other ranges come back when the program learns of a completion.
+  // Only the range about to be used: others are copied back when the program learns of a completion.
   if (!writers.empty()) bring_back({range});
   return CUDA_SUCCESS;
 }
@@ -337,7 +337,7 @@ CUresult MirrorUse::upload() {
     if (CUresult r = join_uploads(range, stream_); r) return r;
     used.behind = range.uploaded;
     used.begun = true;
-    ++range.launching;  // from here on only changed bytes may go to the mirror
+    ++range.launching;  // from here on only changed bytes may be sent to the mirror
     ++pins().in_use;
   }
   return CUDA_SUCCESS;

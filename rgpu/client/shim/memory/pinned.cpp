@@ -1,10 +1,9 @@
-// Pinned host memory: allocation, registration, what pointers into it are (SEMANTICS 6, 7).
+// Pinned host memory: allocation, registration, the lookup of pointers into it (SEMANTICS 6, 7).
 //
-// cuMemHostAlloc memory lies in the session's pinned range and has a mirror at
-// the same address in the worker (mirrors.cpp). Registered memory
-// (cuMemHostRegister) lies where the program has it, which a worker may have
-// taken: its mirror is in the pinned range, at the address that
-// cuMemHostGetDevicePointer gives, and is made when that is first asked for.
+// cuMemHostAlloc memory lies in the session's pinned range and has a mirror at the same address in the worker
+// (mirrors.cpp). Registered memory (cuMemHostRegister) lies at the program's own address, which may be in use in a
+// worker: its mirror is in the pinned range, at the address that cuMemHostGetDevicePointer returns, and is made when
+// that is first called.
 #include "downloads.hpp"
 #include "pinned.hpp"
 #include "profile.hpp"
@@ -94,8 +93,8 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   return section.publish(call);
 }
 
-// Gives registered memory a mirror, as far behind the beginning of a page as the memory is. It holds zeros: the first
-// launch that is given it brings what the program has there.
+// Gives registered memory a mirror, at the same offset in a page as the memory. It holds zeros: the first launch that
+// uses it sends the program's bytes.
 CUresult give_mirror(Pinned& range) {
   Section section;
   if (section.status()) return section.status();
@@ -128,7 +127,7 @@ bool is_memory(std::uint64_t address, std::uint64_t size) {
   return true;
 }
 
-// Nothing uses the range any more. Takes it out of the tables and gives its memory back.
+// Removes a range that is not in use any more from the tables, and frees its memory.
 CUresult drop(const std::shared_ptr<Pinned>& range) {
   Pins& p = pins();
   if (!range->mirror) {
@@ -139,7 +138,7 @@ CUresult drop(const std::shared_ptr<Pinned>& range) {
   finish_downloads_into(range->address, range->size);
   wait_for_space(session(), false);  // here, where the range is not locked
   ReservedSpace space;
-  std::lock_guard mine(range->lock);  // whoever is reading its mirror into it comes to an end
+  std::lock_guard mine(range->lock);  // waits for a thread that is reading the mirror into it
   Section section;
   std::unique_lock guard(p.lock);
   if (!p.ranges.erase(range->address)) return CUDA_ERROR_INVALID_VALUE;

@@ -15,26 +15,26 @@
 
 namespace rgpu {
 
-// Bytes on their way into a mirror.
+// A range of bytes being sent to a mirror.
 struct Upload {
   std::uint64_t stream = 0, seq = 0, from = 0, to = 0;
   std::uint64_t context = 0;  // the stream's, by its number
 };
 
-// The last call of a stream that may write a mirror. It comes behind all uploads up to `behind`.
+// The last call of a stream that may write a mirror. It is ordered after all uploads up to `behind`.
 struct Writer {
   std::uint64_t seq = 0, behind = 0;
 };
 
 struct Pinned {
   std::uint64_t address = 0, size = 0;       // in the program
-  std::atomic<std::uint64_t> mirror{0};      // where kernels have it: the same, but for registered memory; 0: nowhere yet
+  std::atomic<std::uint64_t> mirror{0};      // address for kernels: the same, but for registered memory; 0: none yet
   unsigned flags = 0;
   Context* context = nullptr;
   bool registered = false;
   std::uint64_t id = 0;
-  std::mutex lock;                           // guards what follows
-  bool ended = false;                        // freed: its memory may be gone
+  std::mutex lock;                           // guards the fields below
+  bool ended = false;                        // freed: its memory may be unmapped
   std::vector<std::uint8_t> twin;            // empty until a kernel is given the range
   std::map<std::uint64_t, Writer> writers;   // by stream
   unsigned launching = 0;                    // calls that will be writers, not published yet
@@ -48,14 +48,14 @@ struct Pins {
   std::map<std::uint64_t, std::shared_ptr<Pinned>> registered;  // those with a mirror, by its address
   Allocator addresses{kPinnedFirst, kPinnedBase + kPinnedSize - kPinnedFirst, kPinnedSize, kPage, kPage, kPinnedSize};
   std::map<Context*, std::uint64_t> readers;  // streams of our own for reading mirrors
-  std::set<std::uint64_t> lost;               // streams destroyed with work left
+  std::set<std::uint64_t> lost;               // streams destroyed with unfinished work
   std::uint64_t next_id = 1ull << 40;
   std::atomic<std::size_t> mirrors{0};
-  std::atomic<std::size_t> in_use{0};  // writers and calls that will be: not yet brought back
+  std::atomic<std::size_t> in_use{0};  // writers and calls that will be: not yet copied back
 };
 
 Pins& pins();
 std::shared_ptr<Pinned> range_of(std::uint64_t address);         // by the program's address
-std::shared_ptr<Pinned> range_of_mirror(std::uint64_t address);  // by the address that kernels have
+std::shared_ptr<Pinned> range_of_mirror(std::uint64_t address);  // by the address for kernels
 
 }  // namespace rgpu

@@ -1,4 +1,4 @@
-// cuPointerGetAttribute(s): what a pointer is, from the shim's own tables.
+// cuPointerGetAttribute(s): attributes of a pointer, from the shim's own tables.
 #include <cstring>
 
 #include "memory.hpp"
@@ -12,7 +12,7 @@ bool put(void* data, T value) {
   return true;
 }
 
-// Writes the attribute's value for a pointer that is ours. False: the driver has no value for it.
+// Writes the attribute's value for a pointer of this session's. False: the driver has no value for it.
 bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr, void* data) {
   const bool of_cpu = place.kind == Place::Kind::device && place.managed && place.host;  // cuMemCreate, mapped
   const bool device = place.kind == Place::Kind::device && !of_cpu;
@@ -31,7 +31,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-      return put<unsigned>(data, 0);  // booleans are words: the runtime gives an int that it did not set
+      return put<unsigned>(data, 0);  // booleans are words: the runtime passes an int that it did not initialise
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return put<unsigned long long>(data, place.id);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -53,7 +53,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
   }
 }
 
-// What cuPointerGetAttributes writes for a pointer that it does not know.
+// Writes the values of cuPointerGetAttributes for an unknown pointer.
 void unknown(CUpointer_attribute which, void* data) {
   switch (which) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:

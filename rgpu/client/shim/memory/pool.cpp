@@ -1,6 +1,5 @@
-// Stream-ordered allocation. cuMemAllocAsync allocates at once; cuMemFreeAsync
-// hides the allocation and frees it when the work given to the stream before
-// is known to be complete. Memory pools are names for that: they keep nothing.
+// Stream-ordered allocation. cuMemAllocAsync allocates at once; cuMemFreeAsync hides the allocation and frees it when
+// the work given to the stream before is known to be complete. Memory pools exist in name only: they keep no memory.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -18,10 +17,11 @@
 namespace rgpu {
 namespace {
 
-// An address whose free waits for a stream, or (kEveryStream) for all work of a device, up to `seq` (0: for nothing).
+// A free of an address that waits for a stream, or (kEveryStream) for all work of a device, up to `seq` (0: for
+// nothing).
 struct Deferred {
   std::uint64_t address, stream, seq;
-  int device;  // of that work; kEveryDevice: of all
+  int device;  // the device of that work; kEveryDevice: all
   bool imported = false;  // another process's
 };
 
@@ -68,7 +68,7 @@ CUresult pool_of_device(CUmemoryPool* out, CUdevice device, std::vector<Pool*> P
   return CUDA_SUCCESS;
 }
 
-// What cuMemAllocAsync takes from; nullptr: the program has asked for no pool.
+// The pool that cuMemAllocAsync uses; nullptr: the program has requested no pool.
 const Pool* current_pool(CUdevice device) {
   Pools& p = pools();
   std::lock_guard guard(p.lock);
@@ -76,7 +76,7 @@ const Pool* current_pool(CUdevice device) {
   return index < p.current.size() ? p.current[index] : nullptr;
 }
 
-// `pool`: whose device the memory is on; none: the stream's.
+// `pool`: the memory is on the pool's device; without one on the stream's.
 CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle, const Pool* pool = nullptr) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;
@@ -115,7 +115,7 @@ void free_deferred() {
     });
   }
   for (const Deferred& d : ready) {
-    // Other streams may be at work, so the free itself does not say what was complete before it (SEMANTICS 1).
+    // Other streams may have work, so the free itself does not imply what was complete before it (SEMANTICS 1).
     if (d.seq && d.stream != kEveryStream) observed(d.seq);
     if (d.imported)
       end_hidden_import(d.address);
@@ -191,11 +191,11 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   bool imported = false;
   if (!hide_device(dptr)) {
     if (!hide_imported(dptr, imported)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
-    if (!imported) return api_.leave(CUDA_SUCCESS);  // it is open once more
+    if (!imported) return api_.leave(CUDA_SUCCESS);  // it is still open elsewhere
   }
   Pools& p = pools();
   {
-    // The legacy stream waits for blocking ones: there, everything published so far counts.
+    // The legacy stream waits for blocking ones: for it, everything published so far counts.
     const std::uint64_t seq = stream.object ? stream.object->last.load() : 0;
     std::lock_guard guard(p.lock);
     const int device = session_device(stream.context->device);
@@ -315,7 +315,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_
   for (size_t i = 0; i < count; ++i) {
     if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_facts(map[i].location.id))
       return CUDA_ERROR_INVALID_VALUE;
-    // The device's own access cannot be taken away.
+    // The device's own access cannot be removed.
     const bool own = map[i].location.id == found->device, none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
     if (own ? map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE
             : !none && !can_access_peer(map[i].location.id, found->device))

@@ -1,4 +1,4 @@
-// Memory pools, as pool.cpp and what shares them with other processes (pool_share.cpp) see them.
+// Memory pools, as pool.cpp and their sharing with other processes (pool_share.cpp) see them.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ struct Pool : Object {
   Pool() : Object(Kind::pool) {}
   CUdevice device = 0;
   bool standard = false;   // the device's own: cannot be destroyed
-  bool shareable = false;  // others may be given its memory
+  bool shareable = false;  // its memory may be shared with other processes
   bool imported = false;   // another process's: nothing is allocated from it
   std::mutex lock;         // guards the attributes
   int reuse[3] = {1, 1, 1};
@@ -22,7 +22,7 @@ struct Pool : Object {
 
 inline Pool* find_pool(CUmemoryPool handle) { return static_cast<Pool*>(find_object(handle, Kind::pool)); }
 
-// pool_share.cpp: memory at the address comes from a shareable pool.
+// pool_share.cpp: notes that the memory at the address is from a shareable pool.
 void note_shareable(std::uint64_t address);
 
 }  // namespace rgpu

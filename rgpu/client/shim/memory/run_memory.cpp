@@ -1,9 +1,7 @@
-// The processes of a run share the memory that it was given: each has a quota of
-// all of it, and a slot on a page that all map where it tells what it uses. Who
-// takes more says so first and looks at the sum then, so that two that take the
-// last of it at once may both be refused, and never both get it. The agent makes
-// the page, a file beside its socket, and clears the slot of a process that ended
-// (rgpu/client/run/run_memory.py has the layout).
+// The processes of a run share its memory quota: each has a quota of all of it, and a slot on a page that all map, in
+// which it records its use. A process that takes more first records that and then reads the sum, so that two processes
+// that take the last bytes at once may both be refused, and never both succeed. The agent makes the page, a file beside
+// its socket, and clears the slot of a process that ended (rgpu/client/run/run_memory.py has the layout).
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,11 +21,11 @@ using Word = std::atomic<std::uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free);
 
 constexpr std::size_t kSlots = 1024, kSlotWords = 8, kPageSize = kSlots * kSlotWords * 8;
-constexpr int kSharedDevices = kSlotWords - 1;  // the last word says whose slot it is
+constexpr int kSharedDevices = kSlotWords - 1;  // the last word identifies the slot's process
 constexpr char kMagic[8] = {'R', 'G', 'P', 'U', 'R', 'U', 'N', '1'};
 
 struct RunMemory {
-  Word* page = nullptr;  // its first slot is the header; null: an agent of before, nothing is shared
+  Word* page = nullptr;  // its first slot is the header; null: an older agent, nothing is shared
   Word* own = nullptr;
 };
 
@@ -47,7 +45,7 @@ CUresult join_run() {
   const char* socket = std::getenv("RGPU_AGENT");
   std::string path = socket ? socket : "";
   path = path.substr(0, path.rfind('/') + 1) + "memory";
-  if (listed()) {  // what one member of a gang was given is not the others'
+  if (listed()) {  // the members of a gang have separate quotas
     const auto chosen = static_cast<std::size_t>(session().chosen);
     path += "." + std::to_string(program_devices()[chosen].attribute(kMemberAttribute));
   }

@@ -1,7 +1,6 @@
-// cuStreamWriteValue, cuStreamWaitValue and batches of them on device memory. A word of host
-// memory is refused: a stream that waits for the program's CPU, or a CPU that
-// polls for a stream, is the one use of mapped memory that is not supported
-// (SEMANTICS 7).
+// cuStreamWriteValue, cuStreamWaitValue and batches of them on device memory. A word of host memory is refused: a
+// stream that waits for the program's CPU, or a CPU that polls for a stream, is the one use of mapped memory that is
+// not supported (SEMANTICS 7).
 #include <algorithm>
 #include <optional>
 
@@ -20,7 +19,7 @@ constexpr unsigned kMostOperations = 256;  // of one call
 constexpr unsigned kWaitForms = 3, kWaitFlush = 1u << 30;  // CUstreamWaitValue_flags
 constexpr unsigned kWriteFlags = 1;                        // CUstreamWriteValue_flags
 
-// What of an operation the wire has; nullopt: it orders, and a stream's operations are in order anyway.
+// The operation's form on the wire; nullopt: it only orders, and a stream's operations are in order anyway.
 std::optional<Operation> operation_of(CUstreamBatchMemOpType type) {
   switch (type) {
     case CU_STREAM_MEM_OP_WRITE_VALUE_32: return WRITE32;

@@ -100,7 +100,7 @@ Verdict find_elf(const void* data, Binary* out) {
     return Verdict::ok;
 }
 
-// PTX has a .version directive; other text is no binary.
+// PTX has a .version directive; other text is not a module binary.
 Verdict find_text(const char* text, Binary* out) {
     const auto first = static_cast<unsigned char>(*text);
     if (!std::isprint(first) && !std::isspace(first)) return Verdict::invalid;
@@ -112,7 +112,7 @@ Verdict find_text(const char* text, Binary* out) {
     return Verdict::ok;
 }
 
-// The magic of a text shorter than four bytes must not be read past its NUL.
+// Compares byte by byte: the magic of a text shorter than four bytes must not be read past its NUL.
 bool starts_with(const void* data, const void* magic) {
     const auto* bytes = static_cast<const unsigned char*>(data);
     const auto* wanted = static_cast<const unsigned char*>(magic);
@@ -156,11 +156,11 @@ std::vector<Entry> entries(const Binary& binary) {
 
 bool may_run_on(const Binary& binary, int major, int minor) {
     const auto all = entries(binary);
-    if (all.empty()) return true;  // a single binary, or one that only the worker can judge
+    if (all.empty()) return true;  // a single binary, or one that only the worker can check
     const auto device = static_cast<std::uint32_t>(major * 10 + minor);
     return std::any_of(all.begin(), all.end(), [&](const Entry& entry) {
         if (entry.kind == static_cast<std::uint16_t>(Entry::Code::ptx)) return entry.architecture <= device;
-        if (entry.kind != static_cast<std::uint16_t>(Entry::Code::elf)) return true;  // unknown: let the worker say
+        if (entry.kind != static_cast<std::uint16_t>(Entry::Code::elf)) return true;  // unknown: the worker decides
         return entry.architecture / 10 == device / 10 && entry.architecture <= device;
     });
 }

@@ -1,4 +1,4 @@
-// CUjit options of loads and links: what goes to the worker, what comes back.
+// CUjit options of loads and links: the part sent to the worker, and the logs returned to the program.
 #pragma once
 
 #include <cstddef>
@@ -11,28 +11,28 @@
 
 namespace rgpu {
 
-// The options of one call. It points into the program's arrays: they must live
-// as long as it is used (for links until cuLinkDestroy, as CUDA says as well).
+// The options of one call. It points into the program's arrays: they must live as long as this object is used (for
+// links until cuLinkDestroy, as CUDA requires as well).
 class JitOptions {
 public:
     JitOptions() = default;
-    // The worker's part alone: nothing is delivered to the program any more.
+    // The worker's part alone: no log is returned to the program any more.
     explicit JitOptions(std::vector<std::uint8_t> encoded) : encoded_(std::move(encoded)) {}
 
-    // CUDA_ERROR_INVALID_VALUE for a missing array or an option that is none.
+    // CUDA_ERROR_INVALID_VALUE for a missing array or an unknown option.
     CUresult parse(unsigned count, const CUjit_option* options, void** values);
 
     // (i32 option, i64 value) pairs, for the wire call's `options`.
     const std::vector<std::uint8_t>& encoded() const { return encoded_; }
 
-    // Whether one of them may decide which entry of a fat binary is taken.
+    // Whether one of the options may decide which entry of a fat binary is used.
     bool chooses_entry() const;
 
-    // Fills the error log (of a failed call) or the info log (of another), and
-    // writes how many bytes it has. Never more than the buffer holds, NUL included.
+    // Fills the error log (of a failed call) or the info log (of another), and writes its length in bytes. Never more
+    // than the buffer holds, NUL included.
     void deliver(std::string_view log, bool failed) const;
 
-    // The program waits for logs, so the work may not be put off.
+    // Whether the program waits for logs, so that the work must not be deferred.
     bool wants_log() const { return info_.buffer != nullptr || error_.buffer != nullptr; }
 
 private:

@@ -1,11 +1,9 @@
 // cuLibrary* and cuKernel*.
 //
-// A library belongs to no context. It is sent to the worker when something of it
-// is asked for first, into the context that asks: the current one, without one
-// the first device's primary context, which the library then retains. Each
-// context it is used in gets a module of its own. Until then the binary is kept:
-// as the program's own bytes where it promises to leave them alone
-// (CU_LIBRARY_BINARY_IS_PRESERVED), else as a copy.
+// A library belongs to no context. It is sent to the worker at the first use, into the context of that use: the current
+// one, or without one the first device's primary context, which the library then retains. Each context that uses it
+// gets a module of its own. Until then the binary is kept: as the program's own bytes where the program promises not to
+// change them (CU_LIBRARY_BINARY_IS_PRESERVED), else as a copy.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -40,11 +38,11 @@ struct Instance {
 };
 
 struct LoadedLibrary : Library {
-    std::string copy;  // of the binary, unless the program preserves it
+    std::string copy;  // copy of the binary, unless the program preserves it
     module_binary::Binary binary;
-    CUresult unreadable = CUDA_SUCCESS;  // what the binary is refused with when it is used first
+    CUresult unreadable = CUDA_SUCCESS;  // the error returned at the first use of the binary
     JitOptions options;
-    std::mutex lock;  // guards what follows; not held while a load is awaited
+    std::mutex lock;  // guards the fields below; not held while a load is awaited
     std::condition_variable loaded;
     std::map<Context*, Instance> instances;
     std::map<std::string, LibraryKernel*> by_name;
@@ -85,14 +83,14 @@ CUresult make_kernels(LoadedLibrary& library, const Module& module) {
     return CUDA_SUCCESS;
 }
 
-// A later module of the library: attributes that the program set for its device hold there, too. The lock is held.
+// Applies the attributes that the program set for a device to a later module of the library. The lock is held.
 void adopt(LoadedLibrary& library, const Module& module) {
     for (Kernel* plain : library.kernels) {
         LibraryKernel& kernel = whole(*plain);
         const auto found = module.function_index.find(kernel.name);
         if (found == module.function_index.end()) continue;
         Function* function = module.functions[found->second];
-        if (kernel.function == nullptr) kernel.function = function;  // the context of the first one ended
+        if (kernel.function == nullptr) kernel.function = function;  // the context of the first module has ended
         const std::lock_guard hold(kernel.lock);
         for (const auto& [key, value] : kernel.wanted) {
             if (key.first == module.context->device) set_function_attribute(*function, key.second, value);
@@ -100,14 +98,14 @@ void adopt(LoadedLibrary& library, const Module& module) {
     }
 }
 
-// The library's module in a context; loads it there if need be. One thread loads, others wait for it.
+// The library's module in a context; loads it there if necessary. One thread loads, others wait for it.
 CUresult instance_in(LoadedLibrary& library, Context& context, Module*& module) {
     std::unique_lock hold(library.lock);
     if (library.unreadable != CUDA_SUCCESS) return library.unreadable;
     Instance* instance = &library.instances[&context];
     while (instance->loading) {
         library.loaded.wait(hold);
-        instance = &library.instances[&context];  // it may have ended meanwhile
+        instance = &library.instances[&context];  // the context may have ended meanwhile
     }
     if (instance->context_number != context.number) {
         *instance = {.context_number = context.number, .loading = true};
@@ -133,7 +131,7 @@ CUresult instance_in(LoadedLibrary& library, Context& context, Module*& module) 
     return instance->result;
 }
 
-// Loads it somewhere, so that its kernels are known.
+// Loads the library in some context, so that its kernels are known.
 CUresult ensure_kernels(LoadedLibrary& library) {
     {
         const std::lock_guard hold(library.lock);
@@ -151,7 +149,7 @@ CUresult function_in(LibraryKernel& kernel, Context& context, Function*& functio
     return find_function(*module, kernel.name.c_str(), function);
 }
 
-// The function on a device: in the current context where that is its own, else in its primary context.
+// The function on a device: in the current context where that is the device's, else in the device's primary context.
 CUresult function_on(LibraryKernel& kernel, CUdevice device, Function*& function) {
     if (session_device(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
     Context* context = current_context();
@@ -188,7 +186,7 @@ CUresult load(CUlibrary* out, const void* code, std::string file, JitOptions opt
     auto owned = std::make_unique<LoadedLibrary>();
     LoadedLibrary* library = owned.get();
     library->options = std::move(options);
-    // As in the driver, a binary that is none is noticed when it is used first.
+    // As in the driver, an invalid binary is reported at its first use.
     library->unreadable = binary_of(code, library->binary);
     if (library->unreadable == CUDA_ERROR_INVALID_VALUE) return library->unreadable;
     if (library->unreadable == CUDA_SUCCESS && !(how.preserved && file.empty())) {
@@ -198,7 +196,7 @@ CUresult load(CUlibrary* out, const void* code, std::string file, JitOptions opt
     if (enroll(std::move(owned)) == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     Context* context = current_context();
     if (library->options.wants_log() || (eager() && context != nullptr)) {
-        // The log buffers may be gone later: load now.
+        // The log buffers may be invalid later: load now.
         if (CUresult r = ensure_kernels(*library); r) {
             retire(library);
             return r;
@@ -368,7 +366,7 @@ CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary handle,
     if (CUresult r = require(); r) return r;
     if (CUresult r = look_up(handle, library); r) return r;
     if (name == nullptr || (dptr == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
-    Context* context = nullptr;  // the caller needs none
+    Context* context = nullptr;  // for the look-up only
     if (CUresult r = context_for(*library, context); r) return r;
     if (CUresult r = instance_in(*library, *context, module); r) return r;
     if (CUresult r = find_global(*module, name, &address, &size); r) return r;
@@ -439,7 +437,7 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel han
         const std::lock_guard hold(kernel->lock);
         kernel->wanted[{device, attrib}] = val;
     }
-    // It holds for every context of the device.
+    // The attribute is set for every context of the device.
     LoadedLibrary& library = whole(*kernel->library);
     const std::lock_guard hold(library.lock);
     for (const auto& [context, instance] : library.instances) {

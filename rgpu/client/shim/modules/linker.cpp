@@ -22,9 +22,9 @@ struct Input {
 struct Link : Object {
     Link() : Object(Kind::link) {}
     JitOptions options;
-    std::mutex lock;  // guards what follows; not held while the answer is awaited
+    std::mutex lock;  // guards the fields below; not held while the answer is awaited
     std::vector<Input> inputs;
-    bool completed = false;  // also while it is being completed: no input is taken any more
+    bool completed = false;  // also while it is being completed: no input is accepted any more
     std::string binary;
 };
 
@@ -48,7 +48,7 @@ std::vector<std::uint8_t> encode(const std::vector<Input>& inputs) {
     return out;
 }
 
-// Whether the bytes can be what the type says; the driver refuses others when they are added.
+// Whether the bytes can be of the given type; the driver refuses others when they are added.
 bool plausible(std::uint32_t type, const std::string& data) {
     switch (type) {
         case CU_JIT_INPUT_PTX: return data.find(".version") != std::string::npos;
@@ -121,7 +121,7 @@ CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, si
     Link* link = nullptr;
     if (CUresult r = look_up(state, link); r) return r;
     if (data == nullptr || size == 0 || size > module_binary::kLargest) return CUDA_ERROR_INVALID_VALUE;
-    JitOptions own;  // checked; of an input's own options the wire carries none
+    JitOptions own;  // checked; the wire carries no options of a single input
     if (CUresult r = own.parse(numOptions, options, optionValues); r) return r;
     return add(*link, type, name, std::string(static_cast<const char*>(data), size));
 }
@@ -159,7 +159,7 @@ CUresult cuLinkDestroy(CUlinkState state) {
     if (CUresult r = look_up(state, link); r) return r;
     if (!retire(link)) return CUDA_ERROR_INVALID_HANDLE;
     const std::lock_guard hold(link->lock);
-    link->inputs.clear();  // the object stays in the graveyard; what is large goes now
+    link->inputs.clear();  // the object stays in the graveyard; its large members are freed now
     std::string().swap(link->binary);
     return CUDA_SUCCESS;
 }

@@ -21,13 +21,13 @@ const DeviceFacts& facts_of(const Context& context) {
     return *device_facts(context.device);
 }
 
-// Set and not "0": what the driver takes for yes.
+// Whether the variable is set and a number other than 0: the driver's rule for a switch.
 bool switched_on(const char* name) {
     const char* value = std::getenv(name);
     return value != nullptr && std::atoi(value) != 0;
 }
 
-// What of a fat binary this device can use; empty: the binary goes as it is.
+// The entries of a fat binary that this device can use; empty: the binary is sent unchanged.
 std::string useful_part(const module_binary::Binary& binary, const JitOptions& options, const DeviceFacts& device) {
     module_binary::Target target;
     target.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
@@ -89,7 +89,7 @@ CUresult build(std::unique_ptr<Module> owned, table::Table table, Module*& out) 
     return CUDA_SUCCESS;
 }
 
-// Takes the module's handles away; true for the one caller that does it.
+// Removes the module's handles; true for the one caller that does it.
 bool end_handles(Module& module) {
     if (!retire(&module)) return false;
     untrack_globals(module);
@@ -188,7 +188,7 @@ CUresult find_global(const Module& module, const char* name, CUdeviceptr* addres
     if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
     const auto found = module.global_index.find(name);
     if (found == module.global_index.end()) {
-        if (address != nullptr) *address = 0;  // as the driver leaves it
+        if (address != nullptr) *address = 0;  // as the driver does
         return CUDA_ERROR_NOT_FOUND;
     }
     const Global& global = module.globals[found->second];

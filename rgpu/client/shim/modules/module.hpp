@@ -14,31 +14,30 @@ namespace rgpu {
 // Finds the binary behind a pointer: CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_IMAGE.
 CUresult binary_of(const void* data, module_binary::Binary& binary);
 
-// Sends the binary to the worker and waits for the module's table.
-// CUDA_ERROR_NO_BINARY_FOR_GPU at once where the fat binary shows it; otherwise
-// the worker's code. The logs of `options` are filled either way.
+// Sends the binary to the worker and waits for the module's table. CUDA_ERROR_NO_BINARY_FOR_GPU at once where the fat
+// binary's entries determine it; otherwise the worker's result. The logs of `options` are filled in both cases.
 CUresult load_module(Context& context, const module_binary::Binary& binary, const JitOptions& options, bool library,
                      Module*& module);
 
-// Ends a module and its functions; module_unload goes into the journal.
+// Ends a module and its functions; publishes module_unload.
 CUresult unload_module(Module& module);
 
-// The context is being destroyed: its modules' handles end, nothing is sent.
+// Ends the handles of a context's modules, before the context is destroyed; nothing is sent.
 void forget_modules(Context& context);
-// The same for libraries: the context's modules of them are gone, a later use loads again (library.cpp).
+// The same for libraries: their modules in the context end, and a later use loads them again (library.cpp).
 void forget_instances(Context& context);
 
-// The function of a kernel in the thread's current context (without one: in the
-// library's first). Loads the library there if that has not happened.
+// The function of a kernel in the thread's current context (without one: in the library's first). Loads the library
+// there if necessary.
 CUresult function_of(Kernel& kernel, Function*& function);
 
-// A driver loads functions lazily and knows some of their attributes only then:
-// asks the worker once for each function that needs it. No lock may be held.
+// A driver loads functions lazily and only then has some of their attributes: requests them from the worker once for
+// each function that needs it. No lock may be held.
 CUresult complete_attributes(const Function& function);
 
 // cuFuncSetAttribute's checks and effect.
 CUresult set_function_attribute(Function& function, int attribute, int value);
-// cuFuncGetAttribute's: false for a number that is no attribute.
+// The value that cuFuncGetAttribute returns; false for a number that is no attribute.
 bool function_attribute(const Function& function, int attribute, int* value);
 
 // The variable of that name. Either output may be NULL, not both.

@@ -5,7 +5,7 @@
 namespace rgpu::table {
 namespace {
 
-// Reads scalars in order; once it ran over the end it stays failed and gives zeros.
+// Reads scalars in order; after a read past the end it stays failed and returns zeros.
 class Reader {
 public:
     Reader(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
@@ -33,7 +33,7 @@ public:
         return text;
     }
 
-    // Whether `count` items of at least `least` bytes can follow.
+    // Whether the remaining bytes can hold `count` items of at least `least` bytes.
     bool room(std::uint64_t count, std::size_t least) const { return !failed_ && count <= (size_ - at_) / least; }
     bool failed() const { return failed_; }
     bool ended() const { return at_ == size_; }

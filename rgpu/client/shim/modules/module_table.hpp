@@ -1,5 +1,4 @@
-// The module table: what a load's answer says of functions and variables
-// (docs/developers/modules.md, "Module table").
+// The module table: functions and variables in a load's answer (docs/developers/modules.md, "Module table").
 #pragma once
 
 #include <array>
@@ -28,8 +27,8 @@ struct Table {
     std::vector<GlobalRow> globals;
 };
 
-// Decodes it. Returns nullptr, or the reason why the bytes are no table; `offset`
-// is where it was noticed. Nothing is allocated for a count that cannot be true.
+// Decodes the table. Returns nullptr, or the reason why the bytes are not a table; `offset` is the position of the
+// error. Nothing is allocated for a count that the bytes cannot hold.
 const char* decode(const std::uint8_t* data, std::size_t size, Table* out, std::size_t* offset);
 
 }  // namespace rgpu::table

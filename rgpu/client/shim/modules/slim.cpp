@@ -15,7 +15,7 @@ enum class Fit { no, maybe, sure };
 
 bool is(const Entry& entry, Entry::Code code) { return entry.kind == static_cast<std::uint16_t>(code); }
 
-// Can the target run this PTX or machine code?
+// Whether the target can run this PTX or machine code.
 Fit fit(const Entry& entry, const Target& target) {
     const auto device = static_cast<std::uint32_t>(target.major * 10 + target.minor);
     const bool machine_code = is(entry, Entry::Code::elf);
@@ -35,8 +35,8 @@ std::uint32_t best(const std::vector<Entry>& all, const Target& target, Entry::C
     return highest;
 }
 
-// The entries to keep, in their order. An entry that may run counts beside one that certainly does,
-// where the driver might prefer it.
+// The entries to keep, in their order. An entry that may run is kept beside one that certainly does, where the driver
+// might prefer it.
 std::vector<Entry> useful(const std::vector<Entry>& all, const Target& target) {
     const std::uint32_t code = best(all, target, Entry::Code::elf);
     const std::uint32_t ptx = best(all, target, Entry::Code::ptx);

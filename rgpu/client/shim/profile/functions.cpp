@@ -40,9 +40,9 @@ void Api::call_back(std::uint32_t site) {
 void Api::begin(std::uint32_t cbid, const char* name, const void* parameters) {
   Thread& t = thread();
   begun_ = true;
-  if (t.depth++) return;  // the driver's own call of a function
+  if (t.depth++) return;  // called by a function of the driver itself
   cbid_ = cbid, name_ = name, parameters_ = parameters;
-  if (t.runtime) {  // a runtime's call of it: one correlation for both
+  if (t.runtime) {  // called by a runtime: one correlation for both
     correlation_ = t.correlation;
   } else {
     correlation_ = t.correlation = new_correlation();
@@ -65,7 +65,7 @@ void Api::end() {
   e.thread = static_cast<std::uint32_t>(::gettid());
   e.cbid = cbid_;
   e.kind = Kind::driver;
-  // What a runtime calls is told as the runtime's function, as NVIDIA's library does.
+  // A function that a runtime calls is recorded as the runtime's function, as NVIDIA's library does.
   if (records(Kind::driver) && !(t.runtime && records(Kind::runtime))) keep(e);
   if (!waits_ || !records(Kind::synchronisation)) return;
   e.kind = Kind::synchronisation;
@@ -79,7 +79,7 @@ void Api::end() {
 
 namespace {
 
-// Whether each is to be told of; runtimes read it without a lock, by the function's number.
+// The subscriptions; runtimes read them without a lock, by the function's number.
 std::array<std::uint32_t, kRuntimeFunctions> flags{};
 
 void call_back(const RuntimeCall& call, std::uint32_t correlation, std::uint64_t* data) {
@@ -101,9 +101,9 @@ void tell_runtime(bool on) {
 
 void runtime_function(std::uint32_t cbid, const RuntimeCall* call) {
   Thread& t = thread();
-  if (call == nullptr || call->size != sizeof(RuntimeCall)) return;  // of a version that is not known
+  if (call == nullptr || call->size != sizeof(RuntimeCall)) return;  // from an unknown version
   if (call->site == 0) {
-    if (t.runtime++) return;  // called by another of them
+    if (t.runtime++) return;  // called by another runtime function
     t.correlation = new_correlation();
     note_external(t.correlation);
     t.runtime_data = 0;

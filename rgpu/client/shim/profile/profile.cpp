@@ -1,4 +1,4 @@
-// Recording what a profiler is told: the entries, the clocks, the device's work (profile.hpp).
+// Recording for profilers: the entries, the clocks, the device's work (profile.hpp).
 #include "profile.hpp"
 
 #include <unistd.h>
@@ -33,10 +33,10 @@ std::atomic<void (*)(const ApiEvent&)> called_back{nullptr};
 namespace {
 
 constexpr std::size_t kMost = 1u << 22;    // entries kept; further ones are dropped and counted
-constexpr auto kPatience = std::chrono::seconds(30);  // for times of work that is complete
+constexpr auto kPatience = std::chrono::seconds(30);  // to wait for times of complete work
 constexpr std::uint32_t kNullStream = 7;   // CUPTI's number of a context's legacy stream
 
-// The head and one span of what the worker answers: rgpu/session/objects/spans.py.
+// Head and span of the worker's answer: rgpu/session/objects/spans.py.
 struct Head {
   std::uint64_t clock;
   std::int64_t received, answered;
@@ -53,28 +53,29 @@ struct Span {
 static_assert(sizeof(Head) == 32 && sizeof(Span) == 88);
 enum : std::uint32_t { kCall, kKernel, kCopy, kMemset };
 
-// Work whose times have not come yet.
+// Work whose times have not been received yet.
 struct Pending {
   Entry entry;
   std::uint64_t stream = 0, sent = 0;
 };
 
-// An entry whose times are by a worker's clock, 0: by ours.
+// An entry and the worker's clock of its times; 0: this side's clock.
 struct Raw {
   Entry entry;
   std::uint64_t clock = 0, sent = 0, came = 0;
 };
 
-// What is to be added to a worker's time. Each exchange bounds it (RFC 5905): its call was received after it was sent,
-// its answer came after it was given. Within the bounds of all, no record leaves those of its own call, and what one
-// stream did stays in its order. Bounds that exclude each other are those of a clock that drifts: the newest count.
+// The offset to add to a worker's times. Each exchange bounds it (RFC 5905): its call was received after it was sent,
+// its answer was received after it was given. Within all bounds, no record exceeds the time of its own call, and the
+// work of one stream stays in order. Bounds that exclude each other mean that the clock drifts: the newest bounds
+// count.
 class Clock {
  public:
   void tell(std::int64_t least, std::int64_t most) {
     least_ = std::max(least_, least), most_ = std::min(most_, most);
     if (least_ > most_) least_ = least, most_ = most;
   }
-  // The middle; once it was used it stays as long as it can, for records of now to stand right beside those of before.
+  // The middle of the bounds; once used it is kept as long as possible, so that new records fit those of before.
   std::int64_t offset() {
     if (!used_ || *used_ < least_ || *used_ > most_) used_ = least_ + (most_ - least_) / 2;
     return *used_;
@@ -92,7 +93,7 @@ struct State {
   std::deque<Raw> entries;
   std::size_t dropped = 0;
   std::map<std::uint64_t, Clock> clocks;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> ends;  // by context and stream: of the last handed out
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> ends;  // of the last entry, by context and stream
   std::set<std::string> names;  // never shrinks: entries point into it
   std::map<std::pair<std::uint64_t, std::uint32_t>, Entry> kernels;  // of graphs, by module and function
 };
@@ -102,7 +103,7 @@ State& state() {
   return *s;
 }
 
-std::atomic<bool> waiting{false};  // State::pending has something
+std::atomic<bool> waiting{false};  // State::pending is not empty
 std::atomic<std::uint32_t> next_correlation{1};
 
 std::int64_t monotonic() {
@@ -128,7 +129,7 @@ const C& as(const CallView& call) {
   return *static_cast<const C*>(call.call);
 }
 
-// What is known of a call when it is published; returns its stream.
+// Fills in an entry from a call that is published; returns the call's stream.
 std::uint64_t fill(Entry& e, const CallView& call, std::uint64_t payload) {
   const std::uint8_t host = thread().pinned ? kPinned : kPageable;
   const auto copy = [&](std::uint8_t how, std::uint8_t source, std::uint8_t destination, std::uint64_t bytes) {
@@ -184,7 +185,7 @@ std::uint64_t fill(Entry& e, const CallView& call, std::uint64_t payload) {
   }
 }
 
-// The entry of a graph's node. Lock held.
+// Makes the entry of a graph's node. Lock held.
 Entry node_entry(State& s, const Entry& launch, const Span& span, std::uint64_t place) {
   Entry e = launch;
   e.node = place;
@@ -216,7 +217,7 @@ Entry node_entry(State& s, const Entry& launch, const Span& span, std::uint64_t 
   return e;
 }
 
-// Parses what the worker answered; false for what it cannot have meant.
+// Parses the worker's answer; false where it is malformed.
 bool spans_of(const Answer& answer, Head& head, std::vector<Span>& spans) {
   const std::uint8_t* at = answer.reply.data();
   std::uint32_t size = 0;  // of the blob, in front of it
@@ -231,7 +232,7 @@ bool spans_of(const Answer& answer, Head& head, std::vector<Span>& spans) {
   return true;
 }
 
-// To our clock; within the time from when it was asked for to when its answer came, should the clocks have drifted.
+// Converts to this side's clock; if the clocks have drifted, limited to the time from the request to its answer.
 void bring_over(State& s, Raw& raw) {  // lock held
   const auto found = s.clocks.find(raw.clock);
   if (raw.clock == 0 || found == s.clocks.end()) return;
@@ -240,7 +241,7 @@ void bring_over(State& s, Raw& raw) {  // lock held
   e.start += static_cast<std::uint64_t>(found->second.offset());
   if (e.start + length > raw.came) e.start = raw.came - std::min(length, raw.came);
   e.start = std::max(e.start, raw.sent);
-  if (e.node == 0) {  // a worker knows when it saw the GPU to within tens of microseconds: the stream's order stays
+  if (e.node == 0) {  // a worker's times of the GPU are accurate to tens of microseconds: keeps the stream's order
     std::uint64_t& last = s.ends[{e.context, e.stream}];
     e.start = std::max(e.start, last);
     last = e.start + length;
@@ -333,7 +334,7 @@ void published(std::uint64_t seq, const CallView& call, std::uint64_t payload) {
   made.entry.stream = stream_id(made.stream);
   place(made.entry);
   const Thread& t = thread();
-  const bool within = t.depth || t.runtime;  // a function that is told of
+  const bool within = t.depth || t.runtime;  // a function that is recorded
   made.entry.correlation = within ? t.correlation : new_correlation();
   if (!within) note_external(made.entry.correlation);
   State& s = state();
@@ -363,7 +364,7 @@ void answered(const Answer& answer) {
   s.told.notify_all();
   Head head{};
   std::vector<Span> spans;
-  if (answer.result != CUDA_SUCCESS) return;  // it did not run
+  if (answer.result != CUDA_SUCCESS) return;  // the call did not run
   if (!spans_of(answer, head, spans)) {
     log_once("times", "the times of call %llu make no sense: it is missing in what a profiler shows",
              static_cast<unsigned long long>(answer.seq));

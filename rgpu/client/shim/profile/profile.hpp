@@ -1,5 +1,5 @@
-// What a profiler in the program is told (docs/developers/links/profiling.md): driver calls by this side's clock, device
-// work by the worker's, brought over. Costs one look at `active` where no profiler is.
+// Recording for a profiler in the program (docs/developers/links/profiling.md): driver calls by this side's clock,
+// device work by the worker's, converted to this side's. Costs one load of `active` where there is no profiler.
 #pragma once
 
 #include <atomic>
@@ -18,13 +18,13 @@ std::uint64_t now();  // ns, like CLOCK_REALTIME when the library was loaded; ne
 // Whether a call is to be published as `timed`.
 bool wants(std::uint16_t call);
 std::uint64_t stream_of(const CallView& call);  // of such a call
-// Such a call was published. Inside the critical section.
+// Records that such a call was published. Inside the critical section.
 void published(std::uint64_t seq, const CallView& call, std::uint64_t payload);
-void withdrawn(std::uint64_t seq);  // it was not, after all
-// An answer came; of a call that was published so or of any other.
+void withdrawn(std::uint64_t seq);  // it was not published after all
+// Handles an answer, to a call published so or to any other.
 void answered(const Answer& answer);
 
-// The kernel that the calling thread is about to launch.
+// Sets the kernel that the calling thread is about to launch.
 class Launching {
  public:
   explicit Launching(const Function& function) {
@@ -38,7 +38,7 @@ class Launching {
   static void set(const Function* function);
 };
 
-// What the host's end of the calling thread's copy is.
+// Sets whether the host memory of the calling thread's copy is pinned.
 class CopyingHost {
  public:
   explicit CopyingHost(bool pinned) {
@@ -63,7 +63,7 @@ class Api {
   }
   Api(const Api&) = delete;
   CUresult leave(CUresult result) { return result_ = result; }
-  // It waits: for the stream's work, an event or the context (CUpti_ActivitySynchronizationType).
+  // Marks a function that waits: for the stream's work, an event or the context (CUpti_ActivitySynchronizationType).
   void waits(std::uint32_t type, CUstream stream = nullptr) { waits_ = type, stream_ = stream; }
 
  private:
@@ -95,13 +95,13 @@ class Parameters {
  private:
   alignas(16) unsigned char bytes_[(sizeof(A) + ... + (8 * sizeof...(A) + 16))];
 };
-// Without arguments there is nothing to lay out.
+// Without arguments there is no layout.
 template <>
 class Parameters<> {};
 
 }  // namespace rgpu::profile
 
-// First in a driver function that profilers see: its number (cupti_driver_cbid.h), its name, its arguments.
+// Put first in a driver function that profilers see: its number (cupti_driver_cbid.h), its name, its arguments.
 #define RGPU_PROFILED(cbid, name, ...)                        \
   const ::rgpu::profile::Parameters parameters_{__VA_ARGS__}; \
   ::rgpu::profile::Api api_(cbid, name, &parameters_)

@@ -1,4 +1,4 @@
-// What libcuda.so.1 offers to our libcupti.so: a table of functions, asked for with cuGetExportTable.
+// Functions of libcuda.so.1 for our libcupti.so: a table, requested with cuGetExportTable.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace rgpu::profile {
 
-// Of the table; a fixed random UUID.
+// Id of the table; a fixed random UUID.
 inline constexpr unsigned char kTableId[16] = {0x72, 0x67, 0x70, 0x75, 0x9b, 0x1d, 0x4e, 0x52,
                                                0xa3, 0x0c, 0x6f, 0x1e, 0x55, 0xd7, 0x20, 0x01};
 inline constexpr std::uint32_t kTableVersion = 1;
@@ -17,11 +17,11 @@ inline constexpr std::uint32_t bit(Kind kind) { return 1u << static_cast<unsigne
 enum class Domain : std::uint32_t { driver = 1, runtime = 2 };  // CUpti_CallbackDomain
 inline constexpr std::uint32_t bit(Domain domain) { return 1u << static_cast<unsigned>(domain); }
 
-// As CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind.
+// Numbers as in CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind.
 enum : std::uint8_t { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 8, kPeerToPeer = 10 };
 enum : std::uint8_t { kPageable = 1, kPinned = 2, kDeviceMemory = 3 };
 
-// One thing that happened; what does not concern its kind is 0. Times: ns of now().
+// One recorded activity; fields that do not concern its kind are 0. Times: ns of now().
 struct Entry {
   Kind kind{};
   std::uint32_t correlation = 0;
@@ -60,9 +60,9 @@ struct Table {
   std::uint32_t version;
   std::uint64_t (*now)();
   void (*enable)(std::uint32_t kinds);           // those that are recorded from now on
-  void (*settle)();                              // waits for what is known to be complete and was not told yet
+  void (*settle)();                              // waits for the times of work that is known to be complete
   std::size_t (*take)(Entry* to, std::size_t most);
-  std::size_t (*dropped)();                      // since it was asked last
+  std::size_t (*dropped)();                      // since the last call of this
   bool (*push)(std::uint32_t kind, std::uint64_t id);
   bool (*pop)(std::uint32_t kind, std::uint64_t* id);
   void (*callback)(void (*function)(const ApiEvent&), std::uint32_t domains);  // nullptr: none

@@ -1,4 +1,4 @@
-// What the parts of this room share. Entries are kept until the profiler takes them.
+// State shared by the parts of this folder. Entries are kept until the profiler takes them.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ inline constexpr unsigned kExternalKinds = 8;  // CUpti_ExternalCorrelationKind
 
 struct Thread {
   unsigned depth = 0;             // of driver functions
-  unsigned runtime = 0;           // of a runtime's functions that are told of
+  unsigned runtime = 0;           // of a runtime's functions that are recorded
   std::uint32_t correlation = 0;  // of the outermost
   std::uint64_t runtime_start = 0, runtime_data = 0;
   const Function* launching = nullptr;
@@ -25,12 +25,12 @@ Thread& thread();
 extern std::atomic<void (*)(const ApiEvent&)> called_back;
 
 inline bool records(Kind kind) { return recorded.load(std::memory_order_relaxed) & bit(kind); }
-void keep(const Entry& entry);  // one whose times are by our clock
+void keep(const Entry& entry);  // an entry with times of this side's clock
 const char* lasting(const std::string& name);  // lives as long as the process
-void place(Entry& entry);                      // the current context and its device
+void place(Entry& entry);                      // sets the current context and its device
 std::uint32_t stream_id(std::uint64_t number);
 std::uint32_t new_correlation();
-// One entry for each kind of outer id that the thread is in.
+// Records one entry for each kind of outer id that the thread is in.
 void note_external(std::uint32_t correlation);
 
 }  // namespace rgpu::profile

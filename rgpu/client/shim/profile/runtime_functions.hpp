@@ -1,5 +1,5 @@
-// What a CUDA runtime (libcudart, also linked into libraries) tells of its functions: it looks at a flag for each, and
-// calls hooks of the driver where one is set (docs/developers/links/profiling.md).
+// Hooks for a CUDA runtime's functions (libcudart, also linked into libraries): the runtime reads a flag for each
+// function, and calls hooks of the driver where the flag is set (docs/developers/links/profiling.md).
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace rgpu::profile {
 
 inline constexpr std::size_t kRuntimeFunctions = 1024;  // CUpti_runtime_api_trace_cbid is below
 
-// What it hands over, when a function is entered (site 0) and left (1).
+// Arguments of the hook, called when a function is entered (site 0) and left (1).
 //
 // Source: the code of libcudart 12.8.90 and 13.0.96, the same in both (cudaStreamQuery, cudaLaunchKernel).
 struct RuntimeCall {

@@ -1,5 +1,5 @@
-// Handles of memory for other processes. What is given out is a token that the worker makes; a process that shows it has
-// the allocation mapped into room of its own. Which sessions may is for the servers to say.
+// Handles of memory for other processes. A handle contains a token that the worker makes; a process that presents it
+// gets the allocation mapped at an address of its own. The servers decide which sessions may open it.
 #include "ipc.hpp"
 
 #include <sys/random.h>
@@ -18,7 +18,7 @@ namespace rgpu {
 namespace {
 
 struct Exported {
-  std::uint64_t id = 0;  // of the allocation: another one may come to its address
+  std::uint64_t id = 0;  // of the allocation: another one may later have its address
   CUipcMemHandle handle{};
 };
 
@@ -35,8 +35,8 @@ struct Ipc {
   std::mutex changes;      // one thread exports, opens or closes at a time, and may wait for the server meanwhile
   std::shared_mutex lock;  // guards the tables; a leaf
   std::map<std::uint64_t, Exported> exported;  // by address of the allocation
-  std::map<std::uint64_t, Imported> imported;  // … at which the program has it
-  std::map<std::uint64_t, Imported> hidden;    // … had it: freed in a stream's order
+  std::map<std::uint64_t, Imported> imported;  // … at which it is mapped in the program
+  std::map<std::uint64_t, Imported> hidden;    // … at which it was mapped: freed in a stream's order
   std::uint64_t next_id = 1ull << 42;
 };
 
@@ -46,7 +46,7 @@ Ipc& ipc() {
 }
 
 CUresult export_memory(const Place& place, void* token) {
-  if (CUresult r = wait_for_device_number(place.device, true); r) return r;  // a device may bring it into another form
+  if (CUresult r = wait_for_device_number(place.device, true); r) return r;  // a device may change the memory's form
   const auto secret = ipc_secret();
   wire::MemoryExport call{};
   call.address = place.base;
@@ -67,7 +67,7 @@ void forget_room(std::uint64_t address) {
   v.reserved.erase(address);
 }
 
-// Maps what the token names; `found` says where.
+// Maps the memory that the token names; `found` contains the position.
 CUresult import_memory(Context& context, const IpcToken& token, Imported& found, std::uint64_t& address) {
   const std::uint64_t first = token.number() - token.number() % kGranule;
   std::uint64_t end;
@@ -108,7 +108,7 @@ CUresult import_memory(Context& context, const IpcToken& token, Imported& found,
   return submit(allocate);
 }
 
-// Takes away what no one has open any more; it is in no table. `complete`: so is all work that may use it.
+// Unmaps an import that is not open any more and in no table. `complete`: all work that may use it is complete.
 CUresult end_import(std::uint64_t address, const Imported& found, bool complete = false) {
   if (complete || idle_on(found.device)) {
     wire::MemoryFree call{};
@@ -163,7 +163,7 @@ CUresult open_memory(Context& context, const IpcToken& token, bool pooled, std::
     std::unique_lock guard(all.lock);
     auto own = all.exported.find(token.number());
     if (own != all.exported.end() && !std::memcmp(own->second.handle.reserved, token.bytes.data(), IpcToken::kSize))
-      return CUDA_ERROR_INVALID_CONTEXT;  // a process does not open what it made
+      return CUDA_ERROR_INVALID_CONTEXT;  // a process cannot open its own handles
     for (auto& [at, found] : all.imported) {
       if (found.token != token.bytes) continue;
       if (found.context != &context || found.pooled != pooled) return CUDA_ERROR_INVALID_CONTEXT;
@@ -183,7 +183,8 @@ CUresult open_memory(Context& context, const IpcToken& token, bool pooled, std::
 
 namespace {
 
-// Takes what is at the address out of the table when it was opened once more only; nullopt: nothing of that kind is there.
+// Decrements the open count of the import at the address; at zero removes it from the table and returns it; nullopt:
+// there is none of that kind.
 std::optional<std::optional<Imported>> let_go(std::uint64_t address, bool pooled) {
   Ipc& all = ipc();
   std::unique_lock guard(all.lock);
@@ -195,7 +196,7 @@ std::optional<std::optional<Imported>> let_go(std::uint64_t address, bool pooled
   return ended;
 }
 
-// Whether something of that kind is there. Asked before `changes` is taken, which is held while others wait.
+// Whether an import of that kind is there. Called before `changes` is taken, which is held while other threads wait.
 bool open_at(std::uint64_t address, bool pooled) {
   Ipc& all = ipc();
   std::shared_lock guard(all.lock);
@@ -231,7 +232,7 @@ void end_hidden_import(std::uint64_t address) {
   {
     std::unique_lock guard(all.lock);
     auto it = all.hidden.find(address);
-    if (it == all.hidden.end()) return;  // its context ended before
+    if (it == all.hidden.end()) return;  // its context ended earlier
     ended = it->second;
     all.hidden.erase(it);
   }

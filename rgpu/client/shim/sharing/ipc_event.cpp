@@ -1,5 +1,5 @@
-// Events of other processes. A record of an exported event is awaited, so that a process which is told of it (by whatever
-// means) waits for that record and no earlier one; so is a wait, so that it takes no later one.
+// Events of other processes. A record of an exported event is awaited, so that a process which learns of it (by
+// whatever means) waits for that record and no earlier one; a wait is awaited too, so that it uses no later record.
 #include "ipc.hpp"
 
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace rgpu {
 namespace {
 
-// The random bytes of each handle that this process made: it opens none of its own.
+// The random bytes of each handle that this process made: it cannot open its own handles.
 struct OwnSecrets {
   std::mutex lock;
   std::set<std::array<std::uint8_t, IpcToken::kSecretSize>> made;
@@ -92,7 +92,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event) {
   call.secret = {secret.data(), secret.size()};
   {
     std::lock_guard guard(found->lock);
-    found->exported = true;  // first: a record that comes beside this is marked
+    found->exported = true;  // first: a concurrent record is then marked
   }
   Answer answer;
   if (CUresult r = await(call, nullptr, 0, answer); r) return api_.leave(r);

@@ -1,5 +1,5 @@
-// Memory pools that processes share. A pool's descriptor is a small file that says what it is; each pointer of it is
-// exported and opened as memory of cuIpcGetMemHandle is, and freed by the program that opened it.
+// Memory pools that processes share. A pool's descriptor is a small file that identifies it as a pool; each pointer of
+// it is exported and opened like memory of cuIpcGetMemHandle, and freed by the program that opened it.
 #include "pool.hpp"
 
 #include <unordered_map>
@@ -17,7 +17,7 @@ constexpr char kMagic[8] = {'R', 'G', 'P', 'U', 'P', 'O', 'O', 'L'};  // then ze
 
 struct Shareable {
   std::mutex lock;
-  std::unordered_map<std::uint64_t, std::uint64_t> ids;  // by address: of the allocation that was there
+  std::unordered_map<std::uint64_t, std::uint64_t> ids;  // by address: id of the allocation that was there
 };
 
 Shareable& shareable() {
@@ -97,7 +97,7 @@ CUresult cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, CUmemPo
   const IpcToken token(shareData->reserved);
   if (!token.is(IpcToken::memory)) return CUDA_ERROR_INVALID_VALUE;
   std::uint64_t address = 0;
-  Context* context = primary_context(found->device);  // whichever is current
+  Context* context = primary_context(found->device);  // independent of the current context
   if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult r = open_memory(*context, token, true, address);
   if (r) return r == CUDA_ERROR_INVALID_CONTEXT ? CUDA_ERROR_INVALID_VALUE : r;

@@ -1,6 +1,6 @@
-// Handles of memory for other processes as descriptors: a small file that holds the token of ipc.hpp. A handle that was
-// imported has its bytes in room of ours, where the worker keeps them mapped, and is mapped from the other session once
-// more wherever the program wants it.
+// Handles of memory for other processes as descriptors: a small file that contains the token of ipc.hpp. The bytes of
+// an imported handle are mapped at an address of ours, where the worker keeps them mapped, and are mapped from the
+// other session once more wherever the program maps the handle.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ Physical* find_shared(CUmemGenericAllocationHandle handle) {
   return physical && physical->references ? physical : nullptr;
 }
 
-// The handle's bytes are at `address`, as mapping `id`: what others open there.
+// Makes the token by which other processes open the handle's bytes, which are at `address`, as mapping `id`.
 CUresult make_token(Physical& physical, std::uint64_t address, std::uint64_t id) {
   if (physical.token && physical.token_of == id) return CUDA_SUCCESS;
   if (CUresult r = wait_for_device_number(physical.device, true); r) return r;  // as cuIpcGetMemHandle
@@ -45,7 +45,7 @@ std::optional<IpcToken> token_of(int fd) {
   return bytes ? std::optional(IpcToken(bytes->data())) : std::nullopt;
 }
 
-// A handle of this process, its own or one that it imported, that the token names. Virtual::lock held.
+// The handle of this process, its own or an imported one, that the token names. Virtual::lock held.
 Physical* known(const IpcToken& token) {
   Physical* found = nullptr;
   for_each_object(Kind::physical, [&](Object* object) {

@@ -35,7 +35,7 @@ bool CaptureMachine::legacy_is_implicit(std::uint64_t context) const {
   return false;
 }
 
-// The legacy stream is used while a blocking stream captures: it would have to order with it.
+// Refuses a use of the legacy stream while a blocking stream captures: it would have to order with that stream.
 CUresult CaptureMachine::refuse_legacy(std::uint64_t context) {
   bool refused = false;
   for (auto& [id, sequence] : sequences_)
@@ -75,7 +75,7 @@ CaptureMachine::Ended CaptureMachine::finish(std::uint64_t id, CUresult result) 
   Sequence& sequence = sequences_.at(id);
   Ended ended{result, sequence.graph, sequence.own_graph};
   for (auto& [number, branch] : sequence.streams) capturing_.erase(number);
-  // Its events stay "last recorded in a capture", without the nodes: these may end with the graph.
+  // Its events remain "last recorded in a capture", without the nodes: these may end with the graph.
   for (auto& [number, recorded] : events_)
     if (recorded.sequence == id) recorded.dependencies.clear();
   sequences_.erase(id);
@@ -90,7 +90,7 @@ std::optional<CaptureMachine::Ended> CaptureMachine::end(const StreamId& stream,
     return std::nullopt;
   }
   if (sequence->origin != stream.number) {
-    sequence->active = false;  // ending a fork breaks the capture that it belongs to
+    sequence->active = false;  // ending a fork invalidates the capture that it belongs to
     refused = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     return std::nullopt;
   }
@@ -110,7 +110,7 @@ std::optional<CaptureMachine::Ended> CaptureMachine::stream_gone(std::uint64_t s
   Sequence* sequence = find(stream);
   if (!sequence) return std::nullopt;
   if (sequence->origin == stream) return finish(sequence->id, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  // A forked stream whose work was joined may go; what others do not wait for is lost.
+  // A forked stream whose work was joined may be destroyed; otherwise the capture is invalidated.
   const auto& joined = sequence->streams.at(sequence->origin).dependencies;
   for (const Node* node : sequence->streams.at(stream).dependencies)
     if (!reachable_(joined, node)) sequence->active = false;
@@ -162,7 +162,7 @@ CUresult CaptureMachine::wait(const StreamId& stream, std::uint64_t event, bool 
   }
   taken = true;
   Sequence* other = by_id(it->second.sequence);
-  if (!other) return CUDA_ERROR_CAPTURED_EVENT;  // of a capture that is over
+  if (!other) return CUDA_ERROR_CAPTURED_EVENT;  // of a capture that has ended
   if (!other->active) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (mine && mine != other) {
     mine->active = other->active = false;

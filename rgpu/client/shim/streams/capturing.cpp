@@ -1,5 +1,5 @@
-// Stream capture: the capture machine under its lock, and the driver functions
-// that begin, end and ask about a capture. Nothing of it is on the wire.
+// Stream capture: the capture machine under its lock, and the driver functions that begin, end and query a capture.
+// Nothing of it is on the wire.
 #include "capturing.hpp"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ CaptureMachine& machine() {  // guarded by graph_lock()
   return *m;
 }
 
-// What cuStreamGetCaptureInfo hands out, until the stream is asked again.
+// The array that cuStreamGetCaptureInfo returns, valid until its next call for the stream.
 std::map<std::uint64_t, std::vector<CUgraphNode>>& handed_out() {
   static auto* m = new std::map<std::uint64_t, std::vector<CUgraphNode>>;
   return *m;
@@ -28,7 +28,7 @@ CaptureMachine::StreamId id_of(const StreamRef& s) {
   return {s.number, !s.object, s.object && !(s.object->flags & CU_STREAM_NON_BLOCKING), s.context->number};
 }
 
-// The machine, locked; what it says afterwards goes into the flags.
+// The locked machine; its state afterwards is copied into the flags.
 struct Locked {
   std::unique_lock<std::mutex> guard{graph_lock()};
   CaptureMachine* operator->() { return &machine(); }
@@ -38,7 +38,7 @@ struct Locked {
   }
 };
 
-// A capture is over: its graph goes on, or ends when the capture failed.
+// Ends a capture: its graph is returned, or ended when the capture failed.
 CUgraph finish_capture(const CaptureMachine::Ended& ended, std::vector<std::shared_ptr<void>>& garbage) {
   ended.graph->capturing = false;
   if (!ended.result) return ended.graph->graph_handle();
@@ -90,7 +90,8 @@ CUresult info(CUstream handle, CUstreamCaptureStatus* status, uint64_t* id, CUgr
   return CUDA_SUCCESS;
 }
 
-// Ranks agree on the order in which they gave collectives, whatever streams these are in, and a launch numbers them.
+// Adds an edge from the previous collectives: ranks must agree on the order of collectives, whatever streams these are
+// in, and a launch numbers them.
 void order_collectives(Graph& graph, Node& node) {
   for (auto it = graph.nodes.rbegin(); it != graph.nodes.rend(); ++it) {
     if (*it == &node || !std::holds_alternative<CollectivesWork>((*it)->work)) continue;
@@ -177,7 +178,7 @@ CUresult detail::context_asked(const Context& context) {
 }
 
 void detail::stream_gone(const Stream& stream) {
-  std::vector<std::shared_ptr<void>> garbage;  // freed when the lock is gone
+  std::vector<std::shared_ptr<void>> garbage;  // freed after the lock is released
   Locked locked;
   handed_out().erase(stream.number);
   if (auto ended = locked->stream_gone(stream.number)) finish_capture(*ended, garbage);
@@ -240,7 +241,7 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* capt
   return info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out);
 }
 
-// Every edge of ours is a full dependency, and a null array says so.
+// Every edge of ours is a full dependency, which a null array represents.
 CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out,
                                    CUgraph* graph_out, const CUgraphNode** dependencies_out,
                                    const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {

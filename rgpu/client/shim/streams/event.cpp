@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned KNOWN_FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 
-// The program is about to learn that this record is complete. Another thread may only find it seen when that stands in
+// Call before the program is told that this record is complete. Another thread must not find it seen before that is in
 // the journal and mapped memory is up to date.
 void tell(Event& event, std::uint64_t record) {
   observed(record);
@@ -20,8 +20,7 @@ void tell(Event& event, std::uint64_t record) {
   event.seen = std::max(event.seen, record);
 }
 
-// The last record is complete, as far as is known, or there was none. Then that
-// is recorded as observed, once.
+// Whether the last record is known to be complete, or there was none. If so, that is recorded as observed, once.
 bool finished(Event& event) {
   std::uint64_t record;
   bool seen;
@@ -32,7 +31,7 @@ bool finished(Event& event) {
     if (!seen && !complete_on(event.stream, record)) return false;
   }
   if (seen)
-    bring_back_host_memory();  // of a launch that another thread was about to note when the record was seen
+    bring_back_host_memory();  // for a launch that another thread had not noted yet when the record was seen
   else
     tell(event, record);
   return true;
@@ -58,7 +57,7 @@ CUresult record_event(CUevent handle, CUstream stream_handle, unsigned flags) {
   call.stream = stream.number;
   call.flags = flags;
   {
-    Section section;  // held until the event knows: two threads' records keep the journal's order
+    Section section;  // held until the event is updated: records of two threads keep the journal's order
     std::uint64_t seq = 0;
     if (CUresult r = section.publish(call, &seq); r) return r;
     note_work(stream, seq);
@@ -98,7 +97,7 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
     }
   });
   if (r) return r;
-  tell(*start, marks[0].second);  // a time says that both are complete
+  tell(*start, marks[0].second);  // a time implies that both are complete
   tell(*end, marks[1].second);
   wire::EventElapsedReply reply;
   if (!reply.read(answer.reply.data(), answer.reply.size())) return CUDA_ERROR_UNKNOWN;
@@ -127,7 +126,7 @@ CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
     event->number = next_number();
     call.event = event->number;
     call.context = context->number;
-    call.flags = Flags & ~static_cast<unsigned>(CU_EVENT_INTERPROCESS);  // other processes do not have the driver's own
+    call.flags = Flags & ~static_cast<unsigned>(CU_EVENT_INTERPROCESS);  // the driver's own event is never exported
     return CUDA_SUCCESS;
   });
   if (r) return api_.leave(r);
@@ -147,7 +146,7 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   wire::EventDestroy call{};
   call.event = event->number;
   if (CUresult r = submit(call); r || !event->exported) return api_.leave(r);
-  return api_.leave(await(wire::Applied{}));  // a process that is told of it may not open it any more
+  return api_.leave(await(wire::Applied{}));  // a process that gets its handle cannot open it any more
 }
 
 CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
@@ -193,7 +192,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
     if (answered) {
       learned(stream, record);
     } else {
-      record = event->record;  // what the worker will wait for: it reads the same order
+      record = event->record;  // the worker waits for this record: it reads the same order
       stream = event->stream;
     }
   });

@@ -13,11 +13,11 @@
 namespace rgpu {
 namespace {
 
-constexpr int GREATEST_PRIORITY = -5;  // as cuCtxGetStreamPriorityRange says; 0 is the least
+constexpr int GREATEST_PRIORITY = -5;  // as cuCtxGetStreamPriorityRange returns; 0 is the least
 
 std::atomic<std::uint64_t> legacy_seen[wire::kFirstHandle];
 
-// Highest call of the stream that the program knows complete.
+// Highest call of the stream whose completion was reported to the program.
 std::atomic<std::uint64_t>& seen_of(const StreamMark& mark) { return mark.object ? mark.object->seen : legacy_seen[mark.stream]; }
 
 void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) {
@@ -26,8 +26,8 @@ void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) {
   }
 }
 
-// The streams whose work a wait for `stream` covers, with the last call given
-// to each: itself, and for a legacy stream every blocking stream of its device.
+// The streams whose work a wait for `stream` covers, with the last call given to each: itself, and for a legacy stream
+// every blocking stream of its device.
 std::vector<StreamMark> covered(const StreamRef& stream) {
   std::vector<StreamMark> found;
   if (stream.object) {
@@ -43,8 +43,7 @@ std::vector<StreamMark> covered(const StreamRef& stream) {
   return found;
 }
 
-// What all of these were given is known to be complete. Then that is recorded
-// as observed, once for each call, and true returned.
+// Whether all work up to these marks is known to be complete. If so, that is recorded as observed, once for each call.
 bool finished(const std::vector<StreamMark>& marks) {
   for (const StreamMark& mark : marks)
     if (mark.seq && !complete_on(mark.stream, mark.seq)) return false;
@@ -55,19 +54,19 @@ bool finished(const std::vector<StreamMark>& marks) {
     news = true;
   }
   if (!news) {
-    bring_back_host_memory();  // of a launch that another thread was about to note when its end was seen
+    bring_back_host_memory();  // for a launch that another thread had not noted yet when its end was seen
     return true;
   }
   after_observation();
-  // Only now: another thread that finds it seen returns at once, and its program goes on.
+  // Only now: another thread that finds it seen returns at once, and its program continues.
   for (const StreamMark& mark : marks) raise(seen_of(mark), mark.seq);
   return true;
 }
 
 bool finished(const StreamRef& stream) { return finished(covered(stream)); }
 
-// Of each device: a stream was destroyed whose last work the program was not told the end of. Its marks are gone, so
-// that only a wait for the device tells of it.
+// Whether a stream of the device was destroyed before the end of its last work was reported to the program. Its marks
+// are deleted, so that only a wait for the device covers that work.
 std::atomic<bool> destroyed_untold[kMaxDevices];
 
 CUresult create_stream(CUstream* out, unsigned flags, int priority) {
@@ -94,7 +93,7 @@ CUresult create_stream(CUstream* out, unsigned flags, int priority) {
   return CUDA_SUCCESS;
 }
 
-// For functions that only ask: a stream of the calling thread's context, or a created one.
+// Common part of functions that only query a stream of the calling thread's context, or a created one.
 template <class T>
 CUresult ask(CUstream handle, T* out, T (*answer)(const StreamRef&)) {
   if (CUresult r = require_session(); r) return r;
@@ -123,7 +122,7 @@ bool device_finished(const Context& context) {
 }
 
 CUresult wait_and_tell(const Context& context) {
-  const auto marks = all_streams(context);  // what was given before the wait
+  const auto marks = all_streams(context);  // work given before the wait
   if (const int device = session_device(context.device); device >= 0) destroyed_untold[device].store(false);
   if (CUresult r = wait_for_device(context); r) return r;
   for (const StreamMark& mark : marks) raise(seen_of(mark), mark.seq);
@@ -183,7 +182,7 @@ CUresult cuStreamSynchronize(CUstream hStream) {
     print_device_text();
     return api_.leave(require());
   }
-  const auto marks = covered(stream);  // what was given before the wait
+  const auto marks = covered(stream);  // work given before the wait
   CUresult copied = CUDA_SUCCESS;
   if (await_download(stream.number, marks, copied)) {
     if (!copied) finished(marks);
@@ -237,7 +236,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   call.stream = stream.number;
   call.event = event->number;
   call.flags = Flags;
-  Section section;  // held until it is noted: two threads' records keep the journal's order
+  Section section;  // held until the work is noted: the notes of two threads keep the journal's order
   std::uint64_t seq = 0;
   if (CUresult r = section.publish(call, &seq); r) return api_.leave(r);
   note_work(stream, seq);
@@ -285,7 +284,7 @@ CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAtt
   return CUDA_SUCCESS;
 }
 
-// Hints about caches and waiting: kept for cuStreamGetAttribute, without effect on the server.
+// Hints about caches and waiting: stored for cuStreamGetAttribute, without effect on the server.
 CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* param) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;

@@ -1,14 +1,11 @@
-// Virtual memory management: physical handles and where they are mapped (reservations: vmm_addresses.cpp).
+// Virtual memory management: physical handles and their mappings (reservations: vmm_addresses.cpp).
 //
-// A handle is an object of the client's: its bytes are counted against
-// the quota at cuMemCreate, and exist on the server from cuMemMap on, as a
-// mapping of their own, at the handle's *home*: where it was mapped first. What
-// maps the handle once more, or less than all of it, is an alias of that. While
-// the program holds a handle, or an alias of it, its bytes outlive the mapping
-// at home: they stay there ("kept"), invisible to the program, and the home is
-// moved when the handle is mapped elsewhere or something else comes to that
-// place. The usual end, unmap and then release, so costs nothing more. Between
-// processes: vmm_share.cpp.
+// A handle is an object of the client's: its bytes are counted against the quota at cuMemCreate, and exist on the
+// server from cuMemMap on, as a mapping of their own, at the handle's *home*: the address of its first mapping. A
+// further mapping of the handle, or of a part of it, is an alias of that. While the program holds a handle, or an alias
+// of it, its bytes outlive the mapping at home: they stay there ("kept"), invisible to the program, and the home is
+// moved when the handle is mapped elsewhere or the address is needed for another mapping. So the usual end, unmap and
+// then release, costs nothing more. Between processes: vmm_share.cpp.
 #include "vmm.hpp"
 
 #include <utility>
@@ -20,7 +17,7 @@
 namespace rgpu {
 namespace {
 
-constexpr std::uint64_t kLargestMapping = 1ull << 30;  // of physical memory that has one handle on the server
+constexpr std::uint64_t kLargestMapping = 1ull << 30;  // bytes of physical memory with one handle on the server
 
 Physical* find_physical(CUmemGenericAllocationHandle handle) {
   return static_cast<Physical*>(find_object(reinterpret_cast<const void*>(handle), Kind::physical));
@@ -50,7 +47,7 @@ CUresult publish_mapping(Section& section, std::uint64_t address, std::uint64_t 
   return CUDA_SUCCESS;
 }
 
-// What is mapped at `address` goes away; work that uses it has been waited for.
+// Unmaps the memory at `address`; work that uses it has been waited for.
 CUresult publish_unmapping(Section& section, std::uint64_t address, std::uint64_t size) {
   for (std::uint64_t done = 0; done < size; done += kLargestMapping) {
     wire::MemoryUnmap call{};
@@ -67,7 +64,7 @@ CUresult publish_end_of_import(Section& section, std::uint64_t address) {
   return section.publish(call);
 }
 
-// The handle's bytes are not kept any more; they go away by the caller's hand. Lock held.
+// Stops keeping the handle's bytes; the caller frees or moves them. Lock held.
 std::uint64_t take_kept(Virtual& v, Physical& physical) {
   const std::uint64_t address = std::exchange(physical.kept, 0);
   v.kept.erase(address);
@@ -75,7 +72,7 @@ std::uint64_t take_kept(Virtual& v, Physical& physical) {
   return address;
 }
 
-// The last reference or mapping is gone: the quota gets it back, and the server its memory. Lock held.
+// Returns the bytes to the quota, and the server's memory, when no reference or mapping is left. Lock held.
 CUresult end_if_unused(Section& section, Virtual& v, Physical& physical) {
   if (physical.references != 0 || physical.mapped != 0 || physical.aliases != 0) return CUDA_SUCCESS;
   if (physical.imported) {
@@ -93,7 +90,7 @@ CUresult end_if_unused(Section& section, Virtual& v, Physical& physical) {
   return result;
 }
 
-// Kept bytes stand at `to` from now on, where nothing is; aliases of them do not notice. Lock held.
+// Moves kept bytes to `to`, where nothing is mapped; aliases of them stay valid. Lock held.
 CUresult move_kept(Section& section, Virtual& v, Physical& physical, std::uint64_t to) {
   const std::uint64_t from = take_kept(v, physical);
   for (std::uint64_t done = 0; done < physical.size; done += kLargestMapping) {
@@ -112,7 +109,7 @@ void keep(Virtual& v, Physical& physical, std::uint64_t address) {
   v.kept[address] = &physical;
 }
 
-// The bytes of the handle at `address` as well. Each piece is an alias of one mapping.
+// Maps the handle's bytes at `address` as well. Each piece is an alias of one mapping.
 CUresult publish_alias(Section& section, const Physical& physical, std::uint64_t address, std::uint64_t size) {
   for (std::uint64_t done = 0; done < size; done += kLargestMapping) {
     wire::MemoryAlias call{};
@@ -134,7 +131,7 @@ CUresult publish_end_of_alias(Section& section, std::uint64_t address, std::uint
   return CUDA_SUCCESS;
 }
 
-// Some handle other than `except` whose kept bytes lie in the range. Lock held.
+// A handle other than `except` whose kept bytes lie in the range; nullptr: none. Lock held.
 Physical* kept_in(Virtual& v, std::uint64_t address, std::uint64_t size, const Physical* except) {
   auto it = at_or_before(v.kept, address);
   if (it == v.kept.end()) it = v.kept.begin();
@@ -143,14 +140,14 @@ Physical* kept_in(Virtual& v, std::uint64_t address, std::uint64_t size, const P
   return nullptr;
 }
 
-// A place for bytes that the program does not see. Lock held.
+// Reserves an address for bytes that are invisible to the program. Lock held.
 std::optional<std::uint64_t> own_room(Virtual& v, const Physical& physical) {
   const auto found = room(v, physical.device, physical.size, kGranule, 0);
   if (found) v.reserved[*found] = {physical.size, true};
   return found;
 }
 
-// Makes room for a mapping: kept bytes of other handles go to a place of ours. Lock held.
+// Clears the range for a mapping: moves kept bytes of other handles to an address of ours. Lock held.
 CUresult clear_of_kept(Section& section, Virtual& v, std::uint64_t address, std::uint64_t size, const Physical* except) {
   while (Physical* in_the_way = kept_in(v, address, size, except)) {
     const auto to = own_room(v, *in_the_way);
@@ -161,12 +158,12 @@ CUresult clear_of_kept(Section& section, Virtual& v, std::uint64_t address, std:
   return CUDA_SUCCESS;
 }
 
-// Work that could still use memory which is about to go; a driver does not wait here.
+// Waits for work that could still use memory which is about to be freed; a driver does not wait here.
 CUresult wait_for_work(const Physical& physical) {
   return idle_on(physical.device) ? CUDA_SUCCESS : wait_for_device_number(physical.device);
 }
 
-// A device may have to bring memory into another form before it has a second address.
+// Waits for the device, which may have to change the form of memory before that has a second address.
 CUresult settle_before_alias(const Physical& physical) {
   return physical.mapped && !physical.aliases ? wait_for_device_number(physical.device, true) : CUDA_SUCCESS;
 }
@@ -182,7 +179,7 @@ CUresult unmap_one(std::uint64_t address) {
     }
     if (CUresult r = untrack_managed_mapping(address, size); r) return r;
   }
-  if (!idle_on(device_of(address))) {  // a driver does not wait here: a program that unmaps what is in use is broken
+  if (!idle_on(device_of(address))) {  // a driver does not wait here: unmapping memory in use is an error
     wire::MemoryFreeWait call{};
     call.address = address;
     if (CUresult r = await(call); r) return r;
@@ -209,8 +206,8 @@ CUresult unmap_one(std::uint64_t address) {
   return end_if_unused(section, v, *physical);
 }
 
-// What a mapping must fulfil, in the driver's order (580.159.04): handles are mapped whole. Lock held; `physical` is the
-// handle's.
+// Checks the conditions of a mapping, in the driver's order (580.159.04): handles are mapped whole. Lock held;
+// `physical` is the handle's.
 CUresult check_mapping(Virtual& v, std::uint64_t address, std::uint64_t size, std::uint64_t offset,
                        const Physical* physical) {
   if (!physical || !size) return CUDA_ERROR_INVALID_VALUE;
@@ -222,7 +219,7 @@ CUresult check_mapping(Virtual& v, std::uint64_t address, std::uint64_t size, st
   return before != v.mapped.end() && before->first + before->second.size > address ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-// The bytes stand on the server when this returns, at `address` among other places. Lock held.
+// Maps the handle's bytes at `address`, as home or as alias. Lock held.
 CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint64_t address, std::uint64_t size) {
   const bool homeless = !physical.home();
   const bool at_home = homeless || physical.kept == address || (physical.kept && !physical.aliases);
@@ -235,7 +232,7 @@ CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint
     } else if (physical.kept == address) {
       take_kept(v, physical);
     } else {
-      if (physical.kept < address + size && address < physical.kept + size)  // where both overlap, by way of a third place
+      if (physical.kept < address + size && address < physical.kept + size)  // overlap: by way of a third address
         r = clear_of_kept(section, v, physical.kept, size, nullptr);
       if (!r) r = move_kept(section, v, physical, address);
     }
@@ -256,8 +253,8 @@ CUresult publish_map(Section& section, Virtual& v, Physical& physical, std::uint
   return CUDA_SUCCESS;
 }
 
-// Memory of the CPU is managed memory to us: one address on both sides, and what is newest at one of them is brought to
-// the other (managed/). That has one address in the program.
+// Memory of the CPU is treated as managed memory: one address on both sides, and the newest bytes of either side are
+// copied to the other (managed/). Such memory has one address in the program.
 CUresult map_for_host(Virtual& v, Physical& physical, std::uint64_t address, std::uint64_t size) {
   if (physical.mapped) {
     log_once("vmm host alias", "cuMemMap: memory of the CPU is mapped at one address at a time");

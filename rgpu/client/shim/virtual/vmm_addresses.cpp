@@ -1,4 +1,4 @@
-// Virtual memory management: reservations of addresses, what is mapped at them, who may use it.
+// Virtual memory management: reservations of addresses, their mappings, and access rights.
 #include "vmm.hpp"
 
 #include "device.hpp"
@@ -71,7 +71,7 @@ CUresult check_prop(const CUmemAllocationProp& prop) {
   return CUDA_SUCCESS;
 }
 
-// Neighbouring mappings count as one: a tensor may lie across them.
+// Neighbouring mappings count as one: a tensor may extend across them.
 Place virtual_place(std::uint64_t address) {
   Virtual& v = virtual_memory();
   std::shared_lock guard(v.lock);

@@ -13,35 +13,35 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-en
 inline constexpr uint32_t kProtocol = 1;
 
 enum Message : uint32_t {
-    kHello = 1,  // shim → agent: The first message of a program: who connects, and what its library understands.
+    kHello = 1,  // shim → agent: The first message of a program: the process, and what its library supports.
     kSegment = 2,  // shim → agent: Offers a segment of shared memory.
     kGoodbye = 3,  // shim → agent: The program ends.
-    kObserve = 4,  // shim → agent: First and only message of its connection: asks what a monitor may know.
-    kUsage = 5,  // shim → agent: Gives the page of bytes in use; once, behind HELLO.
+    kObserve = 4,  // shim → agent: First and only message of its connection: requests what a monitor may read.
+    kUsage = 5,  // shim → agent: Hands over the page of bytes in use; once, after HELLO.
     kUnsupported = 6,  // shim → agent: Names a driver function that the program called and the shim refuses; once each.
     kAreaMapped = 7,  // shim → agent: The shim has mapped the area that it was given.
-    kGather = 8,  // shim → agent: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
-    kList = 9,  // shim → agent: First and only message of its connection, of a gang: asks for the run's devices.
+    kGather = 8,  // shim → agent: First and only message of its connection: a rank of a communicator arrives, or requests again which others have.
+    kList = 9,  // shim → agent: First and only message of its connection, of a gang: requests the run's devices.
     kChoose = 10,  // shim → agent: Before HELLO, in a gang: the device of the list that a context is made on.
     kWelcome = 32,  // agent → shim: Accepts a program: the session's facts.
     kAnswer = 33,  // agent → shim: Answers an awaited call. In the ring the body is u8 more and a piece of this.
-    kWatermark = 34,  // agent → shim: Tells what is complete; on the socket or in the ring.
-    kRelease = 35,  // agent → shim: Nothing in a segment is needed any more.
+    kWatermark = 34,  // agent → shim: Reports what is complete; on the socket or in the ring.
+    kRelease = 35,  // agent → shim: A segment is not needed any more.
     kRefused = 36,  // agent → shim: Refuses a program or a monitor.
-    kState = 37,  // agent → shim: Tells how the session is protected.
+    kState = 37,  // agent → shim: Reports how the session is protected.
     kObserved = 38,  // agent → shim: Answers OBSERVE.
-    kText = 39,  // agent → shim: Brings text that kernels printed; on the socket or in the ring.
-    kAnswerAt = 40,  // agent → shim: A piece of an answer whose last bytes stand in the area; in the ring only.
-    kGathered = 42,  // agent → shim: Answers GATHER: for each rank, who came with it; REFUSED says why not.
-    kArea = 41,  // agent → shim: Gives the worker's memory for long answers.
+    kText = 39,  // agent → shim: Text that kernels printed; on the socket or in the ring.
+    kAnswerAt = 40,  // agent → shim: A piece of an answer whose last bytes are in the area; in the ring only.
+    kGathered = 42,  // agent → shim: Answers GATHER: for each rank, the session that it arrived with; or REFUSED.
+    kArea = 41,  // agent → shim: Hands over the worker's memory for long answers.
     kListed = 43,  // agent → shim: Answers LIST: all devices of the run, with no session.
 };
 
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
-inline constexpr uint32_t kWantsText = 2;  // HELLO: the shim takes what kernels print
+inline constexpr uint32_t kWantsText = 2;  // HELLO: the shim accepts text that kernels print
 inline constexpr uint32_t kWantsArea = 4;  // HELLO: and payloads from an area that the ring's messages name
 inline constexpr uint32_t kAnswerSticky = 1;  // flag of an answer: the result is the context's error
-inline constexpr uint32_t kRunning = 0;  // STATE: all is well
+inline constexpr uint32_t kRunning = 0;  // STATE: normal operation
 inline constexpr uint32_t kJournalFull = 1;  // STATE: calls wait until the journal has room
 inline constexpr uint32_t kUnprotected = 2;  // STATE: the session cannot be recovered any more
 inline constexpr uint32_t kFactsVersion = 1;  // of the session's facts
@@ -52,20 +52,20 @@ inline constexpr uint32_t kSegmentBulk = 1;  // kind of a segment: payloads
 inline constexpr size_t kLogSegmentSize = 4194304;  // bytes of a log segment; a longer record has a longer one
 inline constexpr size_t kBulkSegmentSize = 67108864;  // bytes of a bulk segment
 inline constexpr size_t kBulkAlignment = 64;  // of payloads in a bulk segment
-inline constexpr size_t kInlinePayload = 65536;  // bytes above which a payload goes to a bulk segment
+inline constexpr size_t kInlinePayload = 65536;  // bytes above which a payload is put into a bulk segment
 inline constexpr char kAgentPageMagic[9] = "RGPUAGT1";  // begins the agent's page
-inline constexpr size_t kAgentPageSize = 4096;  // bytes of the agent's page; the ring is behind it
-inline constexpr size_t kAgentSleepingOffset = 64;  // u32: the agent sleeps and wants its eventfd written
+inline constexpr size_t kAgentPageSize = 4096;  // bytes of the agent's page; the ring follows it
+inline constexpr size_t kAgentSleepingOffset = 64;  // u32: the agent sleeps until its eventfd is written
 inline constexpr size_t kAgentWrittenOffset = 128;  // u64: bytes of the answer ring ever written
 inline constexpr size_t kShimPageSize = 4096;  // bytes of the shim's page
 inline constexpr size_t kShimReadOffset = 64;  // u64: bytes of the answer ring ever read
-inline constexpr size_t kShimAttendingOffset = 128;  // u32: 1 while a thread looks at the ring
+inline constexpr size_t kShimAttendingOffset = 128;  // u32: 1 while a thread polls the ring
 inline constexpr size_t kShimStampedOffset = 192;  // u64: stamps ever written
 inline constexpr size_t kShimStampsOffset = 1024;  // {u64 seq, u64 ns of CLOCK_MONOTONIC as it was published}, in turn
-inline constexpr size_t kShimStamps = 64;  // stamps that there is room for
+inline constexpr size_t kShimStamps = 64;  // number of stamps in the ring of stamps
 inline constexpr uint64_t kStampNs = 250000;  // between two stamps, at least
 inline constexpr size_t kRingAlignment = 64;  // of messages in the ring
-inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
+inline constexpr uint32_t kRingSkip = 0;  // type of the filler at the ring's end
 inline constexpr char kUsageMagic[9] = "RGPUUSE1";  // begins the usage page
 inline constexpr size_t kUsagePageSize = 4096;  // bytes of the usage page
 inline constexpr size_t kUsageOffset = 64;  // of a u64 for each device: bytes that the program holds
@@ -163,7 +163,7 @@ static_assert(offsetof(AreaOffer, number) == 0);
 static_assert(offsetof(AreaOffer, zero) == 4);
 static_assert(offsetof(AreaOffer, size) == 8);
 
-// Where the last bytes of a piece stand.
+// Where the last bytes of a piece are.
 struct PieceAt {
     uint8_t more;  // 1 when further pieces follow
     uint32_t area;
@@ -195,7 +195,7 @@ static_assert(offsetof(FactsHead, journal_limit) == 24);
 static_assert(offsetof(FactsHead, recover) == 32);
 static_assert(offsetof(FactsHead, devices) == 36);
 
-// Begins what is known of a device.
+// Begins the facts of a device.
 struct FactsDevice {
     uint8_t uuid[16];
     int32_t pci_domain;
@@ -257,7 +257,7 @@ static_assert(offsetof(ObservedProcess, used) == 8);
 struct RingHeader {
     uint32_t length;  // of the body, bytes
     uint32_t type;  // of ANSWER, WATERMARK, TEXT or ANSWER_AT, or RING_SKIP
-    uint32_t first;  // 1 when an answer begins, what was unfinished before is void
+    uint32_t first;  // 1 when an answer begins; an unfinished one before is void
     uint32_t zero;
 };
 static_assert(sizeof(RingHeader) == 16);

@@ -1,1 +1,1 @@
-"""Room in the pool, made by the leader: the queue, parking, draining, rebalancing. The plans are the scheduler's."""
+"""Capacity of the pool: admission, parking, draining, rebalancing by the leader. The plans are the scheduler's."""

@@ -1,7 +1,7 @@
-"""Admission of sessions to the pool: at once, or from the queue, and parked ones again.
+"""Admission of sessions to the pool: new ones at once or from the queue, and parked ones again.
 
-Every placement is one compare-and-swap that makes the session's record and takes its queue record
-away. What waits, and what its client is told: :mod:`rgpu.migrate.leader.request_queue`.
+Every placement is one compare-and-swap that makes the session's record and deletes its queue
+record. Waiting requests and the answers to their clients: :mod:`rgpu.migrate.leader.request_queue`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from rgpu.session.errors import (
 
 log = structlog.get_logger(__name__)
 
-SAID_NO = (Refused, LimitReached)  #: of what was looked at before anything was made
+SAID_NO = (Refused, LimitReached)  #: refusals before anything was made
 CREATE_TRIES = 3
-KEPT_SECONDS = 15.0  #: that a session which no process uses yet is its client's after a word of that
-LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
+KEPT_SECONDS = 15.0  #: for which a report of its client keeps a session that no process uses yet
+LONGEST_ANSWER = 20.0  #: seconds that one request of a client is kept open
 
 
 class NoPlaceNow(Exception):
-    """Nothing fits now, somebody else waits before it, or its user has no room for it: what a caller may wait for.
+    """No place now, but a caller may wait for one: nothing fits, another request is first, or the quota is used up.
 
     Never crosses a wire.
     """
@@ -62,7 +62,7 @@ class NoPlaceNow(Exception):
 
 
 class Admission:
-    """See the module docstring. :meth:`tick` is called about once a second, and when the queue is woken."""
+    """The leader's admission of sessions. :meth:`tick` is called about once a second, and when the queue is woken."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  tasks: TermTasks, queue: RequestQueue, recovery: Recovery, endings: Endings,
@@ -71,18 +71,18 @@ class Admission:
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
         self.hosts, self.quotas, self.starting, self.gangs = hosts, quotas, starting, gangs
         self._busy: set[str] = set()
-        self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
-        self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
+        self._kept: dict[str, float] = {}  #: when the client of a session that is not used yet reported last
+        self._given: dict[str, tuple[int, float]] = {}  #: sessions not fetched by their clients yet: epoch, when made
 
     # -- at once ------------------------------------------------------------------
     async def create(self, order: Order) -> SessionRecord:
-        """Place a new session and start its worker; its record, ``running``.
+        """Place a new session and start its worker; return its record, ``running``.
 
-        A repetition by the same agent for the same program (it did not get our answer) gives the
-        session it made, also where that lost its worker or its node meanwhile. Raises
-        :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the host asked for),
-        :class:`Refused` with a reason for every device, :class:`LimitReached` where its user's quota has no
-        room for it, :class:`UnknownOutcome` while the session that was made waits to be brought back: ask again.
+        A repetition by the same agent for the same program (after a lost answer) returns the
+        session that was made, also if that lost its worker or its node meanwhile. Raises
+        :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the requested host),
+        :class:`Refused` with a reason for every device, :class:`LimitReached` where its user's quota does not
+        allow it, :class:`UnknownOutcome` while the session that was made waits to be brought back: ask again.
         """
         order.check()
         async with self.locks.session(order.name):
@@ -106,7 +106,7 @@ class Admission:
         record = held.record
         if record.state not in ("starting", "recovering"):
             return record if record.state in ("running", "moving") else None
-        # Why it was lost, not why it waits: that is said anew by each attempt.
+        # The reason of the loss, not of the wait: each attempt records that anew.
         why = record.failures[-1].reason if record.failures else "its start was interrupted"
         found = await self.recovery.returned(order.name) or await self.recovery.run(
             order.name, why, asked=record.state == "starting")
@@ -121,7 +121,7 @@ class Admission:
         arrived = waited.record.arrived if waited else self.term.clock.wall()
         for _ in range(CREATE_TRIES):
             held = await self._place(order, waited, arrived, failed)
-            waited = None  # its record is gone with the first try
+            waited = None  # its record is deleted by the first try
             running = await self.starting.start(held.record, failed)
             if running is not None:
                 return running.record
@@ -147,7 +147,7 @@ class Admission:
                 run=run_of(name), gang=order.gang, rank=order.rank, proves_key=order.proves_key))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
-        """The place, if it is this one's turn and its user's quota has room for it.
+        """Return the place, if it is this request's turn and its user's quota allows it.
 
         Raises :class:`Refused`, :class:`LimitReached`, :class:`NotFound`, :class:`NoPlaceNow`.
         """
@@ -186,9 +186,9 @@ class Admission:
     async def create_or_wait(self, order: Order, *, known: str = "", wait: float = 0.0) -> SessionRecord | Waiting:
         """Create a session as :meth:`create` does; where that would be refused for now, the request waits.
 
-        The answer is the session's record, or how it stands: as soon as that is another reason than
-        ``known``, and after ``wait`` seconds at the latest. To be asked again by the same program
-        until it has its session. Raises what :meth:`create` raises where no waiting helps: a
+        Returns the session's record, or the state of the wait: as soon as its reason differs from
+        ``known``, and after ``wait`` seconds at the latest. The same program repeats the request
+        until it has its session. Raises what :meth:`create` raises where waiting does not help: a
         request that no device of the pool could take is refused at once.
         """
         order.check()
@@ -215,7 +215,7 @@ class Admission:
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
     async def _answer(self, order: Order, known: str, wait: float) -> SessionRecord | Waiting:
-        """What is new, or how it stands when ``wait`` is over."""
+        """Return the session, or the state of the wait when that is new or ``wait`` is over."""
         self.queue.wake()
         until = self.term.clock.monotonic() + wait
         while True:
@@ -244,7 +244,7 @@ class Admission:
         return record
 
     async def withdraw(self, name: str, *, agent: str, program: Program, reason: str) -> None:
-        """Withdraw a program's request: its request goes, or the session that was just made for it ends."""
+        """Withdraw a program's request: it leaves the queue, or the session just made for it ends."""
         order = Order(name, agent, program=program)
         async with self.locks.session(name):
             found, held = await self.queue.find(name), await self.records.find(name)
@@ -254,7 +254,9 @@ class Admission:
                 await self.endings.end_epoch(name, held.record.epoch, reason)
 
     async def keep(self, name: str, *, agent: str, program: Program) -> SessionRecord:
-        """Its client lives, and its program has not used it yet: that is no silence. Raises :class:`NotFound`."""
+        """Note that the client lives though its program does not use the session yet, so that it does not count as
+        silent. Raises :class:`NotFound`.
+        """
         held = await self.records.held(name)
         if not _same(held.record, Order(name, agent, program=program)):
             raise NotFound(f"session {name} was not made for that program", session=name)
@@ -265,15 +267,15 @@ class Admission:
         return held.record
 
     def kept(self, name: str) -> bool:
-        """Whether :meth:`keep` was called for it lately."""
+        """Whether :meth:`keep` was called for the session within :data:`KEPT_SECONDS`."""
         return self.term.clock.monotonic() - self._kept.get(name, float("-inf")) < KEPT_SECONDS
 
     async def _enqueue(self, order: Order, why: str, arrived: float | None = None) -> None:
-        """Raises as :meth:`RequestQueue.add`, and :class:`LimitReached` for one above its user's places in the queue.
+        """Put a request into the queue. ``arrived``: Unix time, s, of a request that keeps its earlier place.
 
-        ``arrived``: of one that had its place before, which it keeps.
+        Raises as :meth:`RequestQueue.add`, and :class:`LimitReached` above the user's places in the queue.
         """
-        async with self.records.placing:  # two of one user do not count the same places
+        async with self.records.placing:  # two requests of one user do not count the same places
             snapshot = await self.records.snapshot()
             if arrived is None:
                 quotas = await self.quotas.reader.now(snapshot.sessions, line=True)
@@ -287,7 +289,10 @@ class Admission:
 
     # -- serving ------------------------------------------------------------------
     async def tick(self) -> Served:
-        """Begin what can be begun. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`, :class:`Fenced`."""
+        """Serve the queue: begin those that can be placed.
+
+        Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`, :class:`Fenced`.
+        """
         requests = await self.queue.requests()
         await self.queue.drop_silent({found.record.name for found in requests})
         await self._drop_unfetched()
@@ -308,7 +313,7 @@ class Admission:
         return served
 
     async def turn(self, entry: Entry) -> None:
-        """Its turn seems to have come: look again under its lock, then make or bring back the session."""
+        """Serve an entry whose turn it seems to be: check again under its lock, then make or bring back the session."""
         try:
             async with self.locks.session(entry.name):
                 done = await (self._bring_back(entry.name) if entry.parked else self.gangs.let_in(entry.name)
@@ -320,7 +325,7 @@ class Admission:
             self.queue.tell()
 
     async def _let_in(self, name: str) -> bool:
-        """Make the session of a request that waits, if it is its turn: whether it runs."""
+        """Make the session of a request that waits, if it is its turn; return whether it runs."""
         found = await self.queue.find(name)
         if found is None:
             return False
@@ -328,10 +333,10 @@ class Admission:
         try:
             record = await self._create(order, found)
         except NoPlaceNow as none:
-            if isinstance(none.error, LimitReached):  # as a further process of a run, whose place is known only now
+            if isinstance(none.error, LimitReached):  # such as one more process of a run, whose place is known only now
                 self.queue.put_off(name, none.error.message)
             return False
-        except SAID_NO as error:  # it was tried, and could not be started: it waits on, in its old place
+        except SAID_NO as error:  # the start failed: the request waits on, in its old place
             if await self.queue.find(name) is None:
                 await self._enqueue(order, error.message, found.record.arrived)
             self.queue.put_off(name, error.message)
@@ -341,7 +346,7 @@ class Admission:
         return True
 
     async def _bring_back(self, name: str) -> bool:
-        """A parked session gets a place, if it is its turn: whether it runs."""
+        """Give a parked session a place, if it is its turn; return whether it runs."""
         held = await self.records.find(name)
         if held is None or held.record.parked is None or await self.records.paused() is not None:
             return False
@@ -360,31 +365,31 @@ class Admission:
         return running is not None
 
     async def _drop_unfetched(self) -> None:
-        """A session that was made for a client which then went away."""
+        """End sessions that were made for clients which then disappeared."""
         now = self.term.clock.monotonic()
         for name, (epoch, since) in list(self._given.items()):
             if now - since > CLIENT_GRACE:
                 del self._given[name]
-                self.tasks.spawn(self._end_unfetched(name, epoch), f"end of {name}, which nobody fetched")
+                self.tasks.spawn(self._end_unfetched(name, epoch), f"end of {name}, which was not fetched")
 
     async def _end_unfetched(self, name: str, epoch: int) -> None:
         async with self.locks.session(name):
             await self.endings.end_epoch(name, epoch, "its client went away while it waited for a place")
 
-    # -- telling ------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------
     @property
     def lines(self) -> dict[str, Waiting]:
-        """What those that wait were told last, by name."""
+        """Last answers to the waiting clients, by name."""
         return self.queue.lines
 
     async def rows(self) -> list[dict[str, object]]:
-        """The line, as people see it."""
+        """Return the queue in the form shown to people."""
         return await self.queue.rows()
 
 
 
 def _within(quotas: Quotas, order: Order, asks: Use) -> None:
-    """Raises :class:`NoPlaceNow` where the user's quota has no room, :class:`LimitReached` where it never has."""
+    """Check the user's quota. Raises :class:`NoPlaceNow` where it is used up now, :class:`LimitReached` for ever."""
     verdict = quotas.decide(order.user, asks)
     if not verdict.allowed:
         error = verdict.error(order.user, session=order.name)
@@ -392,7 +397,7 @@ def _within(quotas: Quotas, order: Order, asks: Use) -> None:
 
 
 def _shared(order: Order, snapshot: Snapshot) -> tuple[Order, Choice] | None:
-    """A further process of a run: what the run was given, where its others are. None where there is none of them."""
+    """Return the order and place for a further process of a run, beside its others; None: there are no others."""
     for other in others_of(snapshot.sessions, order.name):
         found = beside(snapshot, replace(request_for(other), session=order.name))
         if found is not None:
@@ -403,7 +408,7 @@ def _shared(order: Order, snapshot: Snapshot) -> tuple[Order, Choice] | None:
 
 
 def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:
-    """Whether the record was made for that very program."""
+    """Whether the record was made for the same program."""
     return (record.agent, record.program.pid, record.program.host) == (
         order.agent, order.program.pid, order.program.host)
 

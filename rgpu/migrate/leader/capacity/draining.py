@@ -1,9 +1,9 @@
-"""Emptying a host: every session on a ``draining`` host is moved away, by the leader of the moment.
+"""Draining a host: the present leader moves every session away from a ``draining`` host.
 
-That a host is to be emptied is on record (``hosts/HOST``), so each new leader
-goes on with it; which sessions are left, the records say as well. Only why one
-is stuck is remembered here, and found out again by a next leader. A host that
-nothing is left on becomes ``cordoned``.
+The drain is on record (``hosts/HOST``), so each new leader
+continues it; the remaining sessions are on record as well. Only the reason why a session
+could not be moved is held in memory; a next leader determines it again. A host without
+sessions becomes ``cordoned``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rgpu.session.errors import Fenced, RgpuError
 
 log = structlog.get_logger(__name__)
 
-MOVES_AT_ONCE = 2  #: from one host
+MOVES_AT_ONCE = 2  #: concurrent moves from one host
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a session that could not be moved is tried again
 
 
 def to_move(sessions: list[Held], host: str) -> list[SessionRecord]:
-    """The sessions that keep a host from being empty, by name: it owns them, or is about to."""
+    """Return the sessions that a host owns, or is about to own, ordered by name."""
     found = [held.record for held in sessions if held.record.live and (
         held.record.owner == host or (held.record.open_move and held.record.open_move.destination == host))]
     return sorted(found, key=lambda record: record.name)
 
 
 def waits_for(record: SessionRecord) -> str | None:
-    """What must happen before the session can be moved; None when it can."""
+    """Return what must happen before the session can be moved; None when it can be."""
     if record.state == "running" and record.move is None:
         return None
     if record.move is not None:
@@ -52,7 +52,7 @@ def waits_for(record: SessionRecord) -> str | None:
 
 @dataclass
 class Blocked:
-    """Why a session was not moved, and when it is tried again (monotonic seconds)."""
+    """Record of a session that was not moved: the reason, and when it is tried again (monotonic seconds)."""
 
     reason: str
     wait: float
@@ -60,7 +60,7 @@ class Blocked:
 
 
 class Draining:
-    """See the module docstring. :meth:`tick` is called about once a second by the leader's loop."""
+    """The leader's draining of hosts. :meth:`tick` is called about once a second by the leader's loop."""
 
     def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, moves: Moves) -> None:
         self.term, self.records, self.tasks, self.hosts, self.moves = term, records, tasks, hosts, moves
@@ -69,7 +69,7 @@ class Draining:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_AT_ONCE))
 
     async def tick(self, sessions: list[Held]) -> bool:
-        """Begin what can be begun; whether a host is being drained.
+        """Begin the moves that are possible; return whether a host is being drained.
 
         Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
@@ -90,14 +90,14 @@ class Draining:
         return bool(hosts)
 
     def status(self, host: HostRecord, sessions: list[Held], node: bool) -> dict[str, Any]:
-        """What ``rgpu drain`` shows: {host, state, reason, alive, drained, sessions: [{session, …, blocked}]}."""
+        """Return, for ``rgpu drain``: {host, state, reason, alive, drained, sessions: [{session, …, blocked}]}."""
         moves = self.moves.under_way()
         rows = []
         for record in to_move(sessions, host.host):
             stuck = self.blocked.get(record.name)
             rows.append({"session": record.name, "state": record.state, "epoch": record.epoch,
                          "to": record.move.destination if record.move else None, "move": moves.get(record.name),
-                         # While the next try is only being checked, what was said of the last one still holds.
+                         # While the next try is only being checked, the reason of the last one is still shown.
                          "blocked": None if record.move is not None or stuck is None else stuck.reason,
                          "waits": waits_for(record)})
         return {"host": host.host, "state": host.state, "reason": host.reason, "alive": node, "sessions": rows,
@@ -109,7 +109,7 @@ class Draining:
         return stuck is None or self.term.clock.monotonic() >= stuck.not_before
 
     def _block(self, name: str, reason: str) -> bool:
-        """Whether that is news."""
+        """Record why a session is not moved; return whether the reason is new."""
         known = self.blocked.get(name)
         wait = FIRST_RETRY if known is None or known.reason != reason else min(2 * known.wait, LONGEST_RETRY)
         self.blocked[name] = Blocked(reason, wait, self.term.clock.monotonic() + wait)
@@ -123,7 +123,7 @@ class Draining:
             self._moving.discard(record.name)
 
     async def _move_now(self, name: str, record: SessionRecord, host: str) -> None:
-        """Nothing is moved for a drain that was called off while it waited for its turn."""
+        """Move a session, unless the drain was called off while the move waited for its turn."""
         if (await self.hosts.find(host)).state != "draining" or await self.records.paused() is not None:
             return
         try:

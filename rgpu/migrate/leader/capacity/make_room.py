@@ -1,11 +1,11 @@
-"""Moving and parking sessions so that what waits gets in: the leader's hands for the plans of the scheduler.
+"""Moving and parking sessions to make room for waiting requests: carries out the scheduler's plans.
 
-Planned on one snapshot; then, under the lock that every placement takes, and only if the pool is still that
-one, each destination and the place that the waiting one will have is reserved, before anything moves, and counts
-in every placement. Planning itself holds up no placement (:meth:`Rebalancing._decide`).
-Every move is then checked, and only if all may go the first begins; when one fails, those that are
-not ready are called off. A new leader knows nothing of the plan and needs nothing: moves that have
-begun are on record, what waits is on record, and it plans anew.
+A plan is made on one snapshot. Then, under the lock that every placement takes, and only if the pool is
+unchanged, each destination and the place of the waiting request is reserved, before anything moves, and counts
+in every placement. Planning itself blocks no placement (:meth:`Rebalancing._decide`).
+Every move is then checked, and the first begins only if all checks pass; when one fails, the moves that are
+not ready are aborted. A new leader does not need the plan: moves that have
+begun and waiting requests are on record, and it plans anew.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 PATIENCE = 1.0  #: seconds that the head of the queue waits before anything is moved or parked for it
-STUCK_SECONDS = 60.0  #: a session that could not be moved or parked is left out of plans for so long
+STUCK_SECONDS = 60.0  #: for which a session that could not be moved or parked is left out of plans
 PAUSE_SECONDS = 5.0  #: after a plan that failed
-AGAIN_SECONDS = 1.0  #: after a look at the queue that failed
-LOOK_SECONDS = 10.0  #: between two looks at the pool's fragmentation
+AGAIN_SECONDS = 1.0  #: after a failed try to serve the queue
+LOOK_SECONDS = 10.0  #: between two checks of the pool's fragmentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,18 @@ class Prepared:
     claims: dict[tuple[str, str], tuple[Claim, ...]]
 
     def moves(self) -> list[dict[str, Any]]:
-        """Moves of the plan, as ``rgpu rebalance`` prints them."""
+        """Moves of the plan, in the form that ``rgpu rebalance`` prints."""
         return [{"session": move.session.name, "from": move.session.host, "to": move.to.host,
                  "device": self.view.device(move.to.host, move.to.devices), "gain": round(move.gain, 3),
                  "reason": move.reason} for move in self.plan.moves]
 
 
 class Rebalancing:
-    """See the module docstring. :meth:`run` is one of the leader's loops."""
+    """Rebalancing and preemption by the leader. :meth:`run` is one of the leader's loops."""
 
     def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, queue: RequestQueue,
                  moves: Moves, admission: Admission, parking: Parking, pace: Pace, by_default: bool) -> None:
-        """``by_default``: sessions are moved without being asked for where no operator has said otherwise."""
+        """Make the loop. ``by_default``: whether sessions are moved automatically where no operator has set it."""
         self.term, self.records, self.tasks, self.hosts, self.queue = term, records, tasks, hosts, queue
         self.moves, self.admission, self.parking, self._by_default = moves, admission, parking, by_default
         self.pace = pace
@@ -83,14 +83,14 @@ class Rebalancing:
         self.patience = PATIENCE
         self.alarm = Alarm()
         self.share = 0.0  #: fragmentation as a share of the pool, as last seen
-        self.doing = ""  #: the plan that is being carried out
-        self._stuck: dict[str, tuple[float, str]] = {}  #: session: (until, why it cannot go)
+        self.doing = ""  #: reason of the plan that is being carried out
+        self._stuck: dict[str, tuple[float, str]] = {}  #: session: (until, why it cannot be moved)
         self._not_before = self._looked = float("-inf")
         self._views = Views()
-        self._planning = asyncio.Lock()  #: one plan at a time; nobody else waits for it
+        self._planning = asyncio.Lock()  #: one plan at a time; placements do not take it
 
     async def run(self) -> None:
-        """Let in what waits whenever there is a place; where there is none, make room if that is worth it."""
+        """Admit waiting requests whenever there is a place; where there is none, make room if that is worth it."""
         waiting = True
         while True:
             await self.pace.pause(waiting)
@@ -106,12 +106,12 @@ class Rebalancing:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def auto(self) -> bool:
-        """Whether sessions are moved without being asked for: as set, or by default."""
+        """Whether sessions are moved automatically: as set, or by default."""
         setting = (await self.hosts.settings()).rebalance
         return setting if setting is not None else self._by_default
 
     async def tick(self, served: Served) -> None:
-        """Begin what is worth it. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
+        """Begin a plan if one is worth it. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
         now = self.term.clock.monotonic()
         head = served.head
         if self.doing or now < self._not_before or (head is None and now - self._looked < LOOK_SECONDS):
@@ -130,7 +130,7 @@ class Rebalancing:
             await self._tidy(now)
 
     async def _help(self, head: Waiting, auto: bool) -> None:
-        """Moves if they are allowed and enough is free in total; else less important sessions are parked."""
+        """Make room by moves if they are allowed and enough is free in total; else park less important sessions."""
         if auto:
             prepared = await self._prepare(head.entry)
             if prepared is not None:
@@ -148,7 +148,7 @@ class Rebalancing:
         self.tasks.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
 
     async def _help_gang(self, head: Waiting) -> bool:
-        """Whether less important sessions are parked for a gang: it gets all of its places by that, or nobody is."""
+        """Park less important sessions for a gang, if that frees all of its places; return whether it is done."""
         entry = head.entry
         assert entry.wish is not None
         if self.term.clock.wall() - entry.arrived < self.patience:
@@ -166,7 +166,7 @@ class Rebalancing:
         return True
 
     async def _tidy(self, now: float) -> None:
-        """Moves where fragmentation has been too high for long enough."""
+        """Begin moves where fragmentation has been too high for long enough."""
         async with self._planning:
             seen = await self._view()
         self.share = seen.index.fragmentation() / max(seen.index.capacity(), 1)
@@ -178,17 +178,17 @@ class Rebalancing:
 
     # -- planning -----------------------------------------------------------------
     async def _view(self) -> View:
-        """The pool for a planner. The caller holds ``_planning``: the next view is made out of this one."""
+        """Return the pool for a planner. The caller holds ``_planning``, because the next view is derived from it."""
         now = self.term.clock.monotonic()
         self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
         snapshot, stuck = await self.records.snapshot(), {name: why for name, (_, why) in self._stuck.items()}
-        # In a thread: the first look at ten thousand sessions takes a third of a second.
+        # In a thread: the first view of ten thousand sessions takes a third of a second.
         return await asyncio.to_thread(
             lambda: self._views.view(snapshot, {
                 **bound(snapshot.sessions), **kept_together(snapshot.sessions), **stuck}))
 
     def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
-        """``moves``: those under way."""
+        """Make a plan. ``moves``: the moves under way."""
         now = self.term.clock.wall()
         busy = Counter(str(side) for move in moves.values() for side in (move["from"], move["to"]))
         rest = self.limits.per_pool - len(moves)
@@ -202,8 +202,7 @@ class Rebalancing:
         return plan if plan is not None and len(plan.moves) <= rest and _sound(seen, plan) else None
 
     async def _prepare(self, head: Entry | None, begin: bool = True) -> Prepared | None:
-        """A plan, if there is one worth it and none under way; ``begin``: with its places reserved, to be carried out.
-        """
+        """Return a plan, if one is worth it and none is under way; ``begin``: with its places reserved."""
         moves = self.moves.under_way()
 
         def take(seen: View, plan: Plan) -> Prepared:
@@ -216,11 +215,11 @@ class Rebalancing:
         return await self._decide(lambda seen: self._plan(seen, head, moves), take)
 
     async def _decide(self, plan: Callable[[View], P | None], take: Callable[[View, P], R]) -> R | None:
-        """What ``take`` makes of a plan; None where there is none worth it, or another is carried out.
+        """Return the result of ``take`` for a plan; None where none is worth it, or another is being carried out.
 
-        Planning a large pool takes a third of a second. Meanwhile sessions are placed: the lock is only taken to look
-        whether the pool is the one that was planned on, and to reserve what the plan needs. In a pool that changes
-        too fast for that it is held throughout, at last.
+        Planning a large pool takes a third of a second, during which sessions are placed: the lock is only taken to
+        check that the pool is unchanged since the plan, and to reserve its places. In a pool that changes
+        too fast for that, the last try holds the lock throughout.
         """
         async with self._planning:
             for last in (False, False, True):
@@ -241,7 +240,7 @@ class Rebalancing:
         lower = [placed for placed in seen.sessions if placed.name in kept]
         return preempt(seen.index, lower, seen.wanted(head.request, head.priority, head.arrived))
 
-    # -- doing --------------------------------------------------------------------
+    # -- carrying out -------------------------------------------------------------
     async def _automatic(self, prepared: Prepared) -> None:
         try:
             await self.carry_out(prepared)
@@ -249,10 +248,10 @@ class Rebalancing:
             log.warning("a plan was given up", reason=error.message)
 
     async def carry_out(self, prepared: Prepared) -> list[dict[str, Any]]:
-        """Make every move of a plan, then let the one in for whom they were; the moves' statistics.
+        """Make every move of a plan, then admit the request that it was for; return the moves' statistics.
 
-        Raises :class:`MoveFailed` when one could not be made (those that are not ready are called off), and
-        then nothing is tried again for a while; :class:`Fenced`.
+        Raises :class:`MoveFailed` when one failed (those that are not ready are aborted), after which
+        no plan is made for :data:`PAUSE_SECONDS`; :class:`Fenced`.
         """
         head, plan = prepared.head, prepared.plan
         try:
@@ -273,7 +272,7 @@ class Rebalancing:
             self._release(prepared.claims, head)
 
     async def _check(self, prepared: Prepared) -> None:
-        """Every check of every move, before anything is changed. Raises :class:`MoveFailed`."""
+        """Run every check of every move, before anything is changed. Raises :class:`MoveFailed`."""
         for move in prepared.moves():
             check = self.moves.check(move["session"], move["to"], move["device"])
             try:
@@ -309,7 +308,7 @@ class Rebalancing:
         return [result for result in results if isinstance(result, dict)]
 
     async def _clear(self, preemption: Preemption | GangRoom, head: Entry) -> None:
-        """Park one after the other; then the one that is more important gets in."""
+        """Park the sessions one after the other, then admit the more important request."""
         try:
             self.queue.doing[head.name] = f"room is being made: {preemption.reason}"
             await self.term.note("preempt", preemption.reason, session=head.name)
@@ -340,11 +339,11 @@ class Rebalancing:
     def _is_stuck(self, name: str, why: str) -> None:
         self._stuck[name] = self.term.clock.monotonic() + STUCK_SECONDS, why
 
-    # -- what people ask --------------------------------------------------------------
+    # -- requests of people -----------------------------------------------------------
     async def show(self, apply: bool = False) -> dict[str, Any]:
-        """The plan that would be carried out now, with its reasons; ``apply``: and carry it out.
+        """Return the plan that would be carried out now, with its reasons; ``apply``: carry it out, too.
 
-        For the head of the queue if one waits, else against fragmentation. Raises what :meth:`carry_out` raises.
+        It is for the head of the queue if one waits, else against fragmentation. Raises as :meth:`carry_out`.
         """
         served = await self.admission.tick()
         head = served.head.entry if served.head is not None else None
@@ -368,7 +367,7 @@ def _nothing(served: Served) -> str:
 
 
 def _sound(seen: View, plan: Plan) -> bool:
-    """Whether the records, to the byte, agree with what was planned in MiB on hosts."""
+    """Whether the plan, made in whole MiB, also holds by the records in bytes."""
     records = {record.name: record for record in seen.snapshot.sessions}
     for move in plan.moves:
         node = seen.snapshot.node(move.to.host)
@@ -385,7 +384,7 @@ def _sound(seen: View, plan: Plan) -> bool:
 
 
 def _claims(seen: View, plan: Plan, head: Entry | None) -> dict[tuple[str, str], tuple[Claim, ...]]:
-    """What is reserved for a plan: a place for each session that moves, and the room for the one that waits."""
+    """Return the claims to reserve for a plan: a place for each session that moves, and for the waiting request."""
     records = {record.name: record for record in seen.snapshot.sessions}
     found: dict[tuple[str, str], tuple[Claim, ...]] = {}
     for move in plan.moves:

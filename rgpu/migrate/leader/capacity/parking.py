@@ -1,8 +1,8 @@
-"""Making room by stopping what is less important: checkpointed, parked, brought back later from the queue.
+"""Making room by parking less important sessions: checkpointed, stopped, brought back later from the queue.
 
-Nothing is lost: the checkpoint is named in the record before the session loses its place, what came
-after the checkpoint is in its agent's journal, and the agent looks for the owner until there is one
-again. The program notices nothing but time.
+Nothing is lost: the checkpoint is named in the record before the session loses its place, the calls
+after the checkpoint are in its agent's journal, and the agent looks for the owner until there is one
+again. For the program only time passes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rgpu.session.errors import Refused
 
 log = structlog.get_logger(__name__)
 
-FORGET_SECONDS = 10.0  #: for a node to end the worker of a session that was parked
+FORGET_SECONDS = 10.0  #: that a node may take to end the worker of a parked session
 
 
 class Parking:
-    """See the module docstring."""
+    """The leader's parking of sessions; see the module docstring."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  queue: RequestQueue, checkpoints: Checkpoints) -> None:
@@ -34,10 +34,10 @@ class Parking:
         self.locks, self.queue, self.checkpoints = locks, queue, checkpoints
 
     async def park(self, name: str, favour: str, why: str) -> Held:
-        """Take a checkpoint of a running session, then its place.
+        """Take a checkpoint of a running session, then park it in favour of ``favour``.
 
-        Raises :class:`Refused` (it does not run, nothing of it is kept, it was moved meanwhile) and what
-        taking a checkpoint raises; the session runs on then.
+        Raises :class:`Refused` (it does not run, it keeps no journal or checkpoint, it was moved meanwhile) and what
+        taking a checkpoint raises; the session then runs on.
         """
         async with self.locks.session(name):
             held = await self.records.held(name)
@@ -60,7 +60,7 @@ class Parking:
             return held
 
     async def forget(self, held: Held, host: str | None = None) -> bool:
-        """Have the node end the worker of a parked session; whether it did."""
+        """Have the node end the worker of a parked session; return whether it did."""
         parked = held.record.parked
         if parked is None:
             return True

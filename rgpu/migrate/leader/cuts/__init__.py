@@ -1,1 +1,1 @@
-"""Checkpoints of sessions that share communicators, at one moment of their journals, counted together or not at all."""
+"""Checkpoints of sessions that share communicators, at one consistent cut; all of them count, or none."""

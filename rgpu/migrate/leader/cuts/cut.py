@@ -1,25 +1,25 @@
-"""One cut of sessions that share communicators (members of a gang): pure.
+"""One consistent cut of sessions that share communicators (members of a gang): pure.
 
-Each member's gate is closed at a boundary between two calls; it tells what its ranks have given to the collectives of
-each communicator, and to the messages of each pair. Those that are behind apply calls up to the furthest. Once all have
-given the same, and that is complete, nothing is half inside: there each takes its snapshot. The checkpoints count when
-all of them are durable, by one transaction.
+Each member's gate is closed at a boundary between two calls; the member then reports how many collectives its ranks
+have issued to each communicator, and how many messages to each pair. Members that are behind apply calls up to the
+furthest. Once all have issued the same number, and the work is complete, no collective or message is in flight: each
+member takes its snapshot there. The checkpoints count when all of them are durable, by one transaction.
 
 ==========  ==================================  ===========  ===============================================
-state       event                               next         what the members are told in the next state
+state       event                               next         command to the members in the next state
 ==========  ==================================  ===========  ===============================================
-preparing   ready: all are                      holding      hold: close the gate, at the furthest given
-holding     told: all stand, with the same      draining     hold, and have it complete
-draining    told: one gave more meanwhile       holding      hold, at the furthest given
-draining    told: all have it complete          taking       take: the snapshot is taken here, and goes on
+preparing   ready: all are                      holding      hold: close the gate, at the furthest number
+holding     told: all paused, equal numbers     draining     hold, and complete the work
+draining    told: one issued more meanwhile     holding      hold, at the furthest number
+draining    told: all work is complete          taking       take: the snapshot is taken, and calls go on
 holding     late: the attempt's time is over    waiting      open
 draining    late                                waiting      open
 waiting     again                               holding      hold, in a further attempt
-taking      took: all have                      writing      (nothing: they run on and write)
-writing     durable: all are, of one cut        publishing   (nothing: the records of all change at once)
+taking      took: all have                      writing      (none: they run on and write)
+writing     durable: all are, of one cut        publishing   (none: all records change at once)
 publishing  published                           done         cut: journals may be cut
-any of      failed: a member moved, was lost,   abandoned    open, give up: nothing of it counts
-these       ended, refuses, took too long
+any of      failed: a member moved, was lost,   abandoned    open, give up: no checkpoint counts
+these       ended, refused, took too long
 ==========  ==================================  ===========  ===============================================
 """
 
@@ -32,7 +32,7 @@ from typing import Any, Literal
 State = Literal["preparing", "holding", "draining", "waiting", "taking", "writing", "publishing", "done", "abandoned"]
 Event = Literal["ready", "told", "late", "again", "took", "durable", "published", "failed"]
 
-#: (state, event) → the state that follows; where the event is a member's, once the guard holds for all of them.
+#: (state, event) → next state; an event of a member leads on once the guard holds for all members.
 TABLE: Mapping[tuple[State, Event], State] = {
     ("preparing", "ready"): "holding",
     ("holding", "told"): "draining",
@@ -44,19 +44,20 @@ TABLE: Mapping[tuple[State, Event], State] = {
     ("writing", "durable"): "publishing",
     ("publishing", "published"): "done",
 }
-#: While one is in these, the gate of a member may be closed.
+#: States in which the gate of a member may be closed.
 GATED: frozenset[State] = frozenset({"holding", "draining", "taking"})
 OVER: frozenset[State] = frozenset({"done", "abandoned"})
 
 FIRST_PATIENCE = 0.2  #: seconds that gates stay closed in the first attempt
-MOST_PATIENCE = 10.0  #: and at most: what a move may take, where nothing else is asked for
+MOST_PATIENCE = 10.0  #: seconds at most: the default downtime of a move
 MOST_TRIES = 8
-GIVEN_UP = -2  #: a member has aborted the communicator: nothing of it is waited for
+GIVEN_UP = -2  #: a member has aborted the communicator, which is then ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a member gave to one communicator, or pair. ``least``, ``most``: of its ranks; ``of``: who has ranks."""
+    """Number that a member issued to one communicator or pair. ``least``, ``most``: of its ranks; ``of``: the members
+    that have ranks of it."""
 
     least: int
     most: int
@@ -65,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a member says of itself. ``stands``: its gate is closed, and no call is being applied."""
+    """Report of a member. ``stands``: its gate is closed, and no call is being applied."""
 
     stands: bool = False
     drained: bool = False
@@ -73,13 +74,13 @@ class Told:
 
 
 def read_rows(given: Any) -> dict[str, Row]:
-    """Return what a worker says it gave (``Given.rows``)."""
+    """Decode the numbers that a worker reports (``Given.rows``)."""
     return {str(name): Row(int(least), int(most), frozenset(map(str, of))) for name, (least, most, of)
             in dict(given or {}).items()}
 
 
 def furthest(given: Mapping[str, Mapping[str, Row]]) -> dict[str, int]:
-    """Return for each communicator and pair how much a member gave at most; without those that one has given up."""
+    """Return the largest number for each communicator and pair; without communicators that a member has aborted."""
     found: dict[str, int] = {}
     over = {name for rows in given.values() for name, row in rows.items() if row.least == GIVEN_UP}
     for rows in given.values():
@@ -90,7 +91,7 @@ def furthest(given: Mapping[str, Mapping[str, Row]]) -> dict[str, int]:
 
 
 def targets(given: Mapping[str, Mapping[str, Row]]) -> dict[str, dict[str, int]]:
-    """Return for each member how far it has to come: the furthest, of what it takes part in."""
+    """Return for each member the numbers to reach: the largest of each communicator and pair that it takes part in."""
     most, found = furthest(given), {member: dict[str, int]() for member in given}
     for name, number in most.items():
         for member in frozenset().union(*(rows[name].of for rows in given.values() if name in rows)):
@@ -100,14 +101,14 @@ def targets(given: Mapping[str, Mapping[str, Row]]) -> dict[str, dict[str, int]]
 
 
 def behind(given: Mapping[str, Mapping[str, Row]]) -> list[str]:
-    """Return who has not given what another one has, each with what it is."""
+    """Return a sentence for each member and communicator or pair where the member is behind another."""
     return [f"{member} has given {given[member][name].least if name in given[member] else 0} of {number} to {name}"
             for member, wanted in sorted(targets(given).items()) for name, number in sorted(wanted.items())
             if name not in given[member] or given[member][name].least < number]
 
 
 class Cut:
-    """See the module docstring: fed with events, it tells the state. ``put_off``: attempts that were in vain."""
+    """State machine of one cut, fed with events. ``put_off``: number of failed attempts."""
 
     def __init__(self, members: Iterable[str], patience: float = FIRST_PATIENCE) -> None:
         self.members = frozenset(members)
@@ -115,19 +116,19 @@ class Cut:
         self.attempt, self.patience, self.put_off = 1, patience, 0
         self.reason = ""
         self.told: dict[str, Told] = {}
-        self._done: set[str] = set()  #: members of which the guard of this state holds
+        self._done: set[str] = set()  #: members for which the guard of this state holds
 
     @property
     def given(self) -> dict[str, Mapping[str, Row]]:
-        """What each member told last; nothing of who did not tell."""
+        """Last reported numbers of each member; empty for members without a report."""
         return {member: self.told[member].given if member in self.told else {} for member in self.members}
 
     def targets(self) -> dict[str, dict[str, int]]:
-        """Return how far each member has to come, as far as is known."""
+        """Return the numbers that each member has to reach, by the reports so far."""
         return targets(self.given)
 
     def feed(self, event: Event, member: str = "", told: Told | None = None, reason: str = "") -> State:
-        """Take an event, and return the state that it leads to. What a state has no row for changes nothing."""
+        """Take an event, and return the state that it leads to. An event without a row changes nothing."""
         if event == "failed" and self.state not in OVER:
             self.state, self.reason = "abandoned", f"{member}: {reason}" if member else reason
         elif event == "told" and self.state in ("holding", "draining", "waiting"):
@@ -143,7 +144,7 @@ class Cut:
         return self.state
 
     def _judge(self) -> None:
-        """What all have told last decides."""
+        """Change the state by the last reports of all members."""
         if self.state == "waiting" or self.told.keys() < self.members:
             return
         same = all(one.stands for one in self.told.values()) and not behind(self.given)
@@ -168,7 +169,7 @@ class Cut:
         self.state = state
 
     def why_not(self) -> str:
-        """Why it is not complete yet, for people."""
+        """Return why the cut is not complete yet, for people."""
         silent = sorted(self.members - self.told.keys())
         moving = sorted(member for member, one in self.told.items() if not one.stands)
         busy = sorted(member for member, one in self.told.items() if one.stands and not one.drained)
@@ -181,10 +182,10 @@ class Cut:
             f"work of {', '.join(busy)} is not complete"
 
     def agree(self, given: Mapping[str, Mapping[str, Row]]) -> str:
-        """Return why snapshots of the members are of no one cut, by what each had given; empty where they are."""
+        """Return why the members' snapshots are not of one cut, by their numbers; empty where they are."""
         return "; ".join(behind(given)[:4])
 
 
 def pause_after(patience: float) -> float:
-    """Seconds that the members run on between two attempts: twice what they were held for."""
+    """Return the seconds that the members run on between two attempts: twice those for which they were held."""
     return 2 * patience

@@ -1,6 +1,6 @@
-"""Cuts, carried out: gates of members closed and opened, their checkpoints written, and counted by one transaction.
+"""Carrying out of cuts: closes and opens the gates of members, and publishes their checkpoints in one transaction.
 
-What follows what stands in :mod:`.cut`; here it is told to the members' nodes, and times are kept.
+The states are in :mod:`.cut`; this module sends the commands to the members' nodes, and keeps the times.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from rgpu.session.errors import Conflict, Fenced, LimitReached, Refused, RgpuErr
 
 log = structlog.get_logger(__name__)
 
-MOST_MEMBERS = 60  #: of one transaction: etcd takes 128 operations, two for each
-LOOK_SECONDS = 1.0  #: that a question is kept open whether a checkpoint is prepared
-READY_SECONDS = 600.0  #: that members may take to prepare theirs
-ROUND_SECONDS, DRAIN_SECONDS = 0.05, 0.5  #: that a question is kept open while a gate is closed
-MARGIN = 2.0  #: seconds that a gate stays closed beyond the attempt's time, where nobody opens it
+MOST_MEMBERS = 60  #: in one transaction: etcd takes 128 operations, two for each
+LOOK_SECONDS = 1.0  #: that a node may hold a query whether a checkpoint is prepared
+READY_SECONDS = 600.0  #: that members may take to prepare their checkpoints
+ROUND_SECONDS, DRAIN_SECONDS = 0.05, 0.5  #: that a node may hold a query while a gate is closed
+MARGIN = 2.0  #: seconds after the attempt's time until a gate opens by itself
 
 Done = tuple[CheckpointName, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Checkpoints of one cut that count. ``taken``: its moment, monotonic s. ``answers``: by member."""
+    """Published checkpoints of one cut. ``taken``: its snapshot point, monotonic s. ``answers``: by member."""
 
     taken: float
     answers: dict[str, dict[str, Any]]
 
 
 class Cutting:
-    """See the module docstring."""
+    """Maker of consistent cuts; see the module docstring."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, sharing: Sharing,
                  writing: Writing) -> None:
         self.term, self.records, self.commands = term, records, commands
         self.sharing, self.writing = sharing, writing
-        self._patience: dict[frozenset[str], float] = {}  #: that the last cut of these needed, s
+        self._patience: dict[frozenset[str], float] = {}  #: by members: patience that their last cut needed, s
 
     async def run(self, members: Mapping[str, SessionRecord], limited: bool) -> Common:
-        """Write a checkpoint of each at one moment, and name all of them, or none. The caller holds their locks.
+        """Write a checkpoint of each member at one cut, and name all of them, or none. The caller holds their locks.
 
-        Raises what a node raises of any member's, :class:`Refused` where they come to no common moment.
+        Raises what a node raises for any member, :class:`Refused` where they reach no consistent cut.
         """
         if len(members) > MOST_MEMBERS:
             raise Refused(f"{len(members)} sessions share communicators: checkpoints of {MOST_MEMBERS} at most can be "
@@ -72,7 +72,7 @@ class Cutting:
 
 
 class _OneCut:
-    """One cut. ``members``: their records, as of its beginning."""
+    """One cut. ``members``: their records at its beginning."""
 
     def __init__(self, parts: Cutting, members: Mapping[str, SessionRecord], patience: float) -> None:
         self._parts, self._members = parts, members
@@ -103,7 +103,7 @@ class _OneCut:
                 await asyncio.shield(self._give_up(self.cut.reason or "the leader gave it up"))
 
     async def _step(self, step: Any) -> None:
-        """Do what a state asks for; a checkpoint or a member that fails ends the cut. Raises what it failed with."""
+        """Carry out a state's step; a failed checkpoint or member ends the cut. Raises the error of the failure."""
         try:
             for name, task in self._writing.items():
                 if task.done() and (error := task.exception()) is not None:
@@ -113,9 +113,9 @@ class _OneCut:
             self.cut.feed("failed", reason=error.message if isinstance(error, RgpuError) else str(error))
             raise
 
-    # -- what the states ask for --------------------------------------------------------
+    # -- steps of the states ------------------------------------------------------------
     async def _prepare(self) -> None:
-        """Until each member's checkpoint has done what it can do while the session runs."""
+        """Query the members until each has prepared its checkpoint as far as possible while the session runs."""
         answers = await self._tell_all("look", wait=LOOK_SECONDS)
         for name, said in answers.items():
             if said["ready"]:
@@ -126,7 +126,7 @@ class _OneCut:
             raise Refused(f"checkpoints were not prepared within {READY_SECONDS:.0f} s")
 
     async def _round(self) -> None:
-        """Ask each to stand still as far as the furthest has come."""
+        """Have each member apply calls up to the largest numbers and pause there."""
         cut, left = self.cut, self._deadline - self._now()
         drain = cut.state == "draining"
         targets = cut.targets()
@@ -139,19 +139,19 @@ class _OneCut:
             cut.feed("late", reason=f"the gate of {', '.join(opened)} opened by itself" if opened else "")
 
     async def _wait(self) -> None:
-        """Let the members run on for a while: one may wait for another by other means."""
+        """Let the members run on for a while: one may wait for another outside of communicators."""
         log.info("a checkpoint of several sessions is put off", sessions=sorted(self._members),
                  attempt=self.cut.attempt, seconds=self.cut.patience, reason=self.cut.reason)
         await self._tell_all("open", attempt=self._attempt)
         until = self._now() + pause_after(self.cut.patience)
-        while (left := until - self._now()) > 0:  # a word now and then: checkpoints wait for one
+        while (left := until - self._now()) > 0:  # a message now and then: the prepared checkpoints wait for one
             await asyncio.sleep(min(left, LOOK_SECONDS))
             await self._tell_all("look")
         self.cut.feed("again")
         self._begin()
 
     def _begin(self) -> None:
-        """An attempt begins: gates are closed from here on."""
+        """Begin an attempt: gates are closed from here on."""
         self._begun = self._now()
         self._deadline = self._begun + self.cut.patience
 
@@ -161,10 +161,10 @@ class _OneCut:
             self.cut.feed("took", name)
 
     async def _write(self) -> None:
-        """Until all are durable, and of one cut indeed."""
+        """Wait until all checkpoints are durable, and check that they are of one cut."""
         await asyncio.wait(self._writing.values(), return_when=asyncio.FIRST_EXCEPTION)
         if any(task.done() and task.exception() is not None for task in self._writing.values()):
-            return  # the next step says so
+            return  # the next step raises the error
         done = {name: task.result()[1] for name, task in self._writing.items()}
         if why := self.cut.agree({name: read_rows(result.get("given")) for name, result in done.items()}):
             raise Refused(f"the snapshots are of no one moment: {why}")
@@ -175,7 +175,7 @@ class _OneCut:
             self.cut.feed("durable", name)
 
     async def _publish(self) -> None:
-        """All of them count from here on, by one transaction."""
+        """Name all checkpoints in one transaction, so that they count from here on."""
         parts, put_off = self._parts, self.cut.put_off
         done = {name: (task.result()[0].replace(put_off=put_off), task.result()[1])
                 for name, task in self._writing.items()}
@@ -202,7 +202,7 @@ class _OneCut:
 
     # -- members -------------------------------------------------------------------------
     async def _give_up(self, reason: str) -> None:
-        """Open all gates, and have no checkpoint written on; who is not reached does both by itself."""
+        """Open all gates, and stop the writing of checkpoints; a member that is not reached does both by itself."""
         log.info("a checkpoint of several sessions is given up", sessions=sorted(self._members), reason=reason)
         await asyncio.gather(*(self._tell(name, "give_up", attempt=self._attempt, reason=reason)
                                for name in self._members), return_exceptions=True)
@@ -212,7 +212,7 @@ class _OneCut:
 
     async def _tell_all(self, do: str, targets: Mapping[str, Mapping[str, int]] | None = None,
                         **about: Any) -> dict[str, dict[str, Any]]:
-        """Tell all side by side; their answers. Raises what the first of them raises, once all have answered."""
+        """Send a command to all members at once; return their answers. Raises the first error, once all are done."""
         names = sorted(self._members)
         answers = await asyncio.gather(*(self._tell(name, do, **about, **(
             {"target": dict(targets[name])} if targets is not None else {})) for name in names),
@@ -237,7 +237,7 @@ class _OneCut:
 
 
 def _of_member(name: str, error: BaseException) -> BaseException:
-    """What failed, with whose it is; errors that callers tell apart stay what they are."""
+    """Return the error with the member's name; errors that callers distinguish keep their type."""
     if not isinstance(error, RgpuError) or isinstance(error, Fenced | LimitReached | StoreFull):
         return error
     return Refused(f"no checkpoint was taken of {name}, and so of none that shares communicators with it: "

@@ -1,4 +1,4 @@
-"""Sessions that share communicators, which are checkpointed together."""
+"""Finding the sessions that share communicators, which are checkpointed together."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ OVER = frozenset({"ended", "failed"})
 
 
 class Sharing:
-    """See the module docstring. Workers know it: who has ranks of a communicator stands in the call that makes it."""
+    """Query of the workers for shared communicators: the call that makes one names the sessions of its ranks."""
 
     def __init__(self, records: PoolRecords, commands: FencedCommands) -> None:
         self.records, self.commands = records, commands
 
     async def members(self, name: str) -> tuple[dict[str, SessionRecord], bool]:
-        """Return a session and all that share communicators with it, or with one that does, by name; whether it is so.
+        """Return, by name, a session and all that share communicators with it, transitively; and whether that is known.
 
-        Sessions that are over count no more. Only itself, and False, where a worker of the version before, which tells
-        nothing, is among them. Raises :class:`NotFound`, and what a node raises.
+        Sessions that are over do not count. The result is the session alone, and False, where a worker of the previous
+        version, which does not report this, is among them. Raises :class:`NotFound`, and what a node raises.
         """
         first = (await self.records.held(name)).record
         found, todo = {name: first}, [first]
         while todo:
             one = todo.pop()
             if one.state != "running":
-                continue  # nobody can be asked; whether a checkpoint may be taken without it is decided by its state
+                continue  # it has no worker to query; its state decides whether a checkpoint may be taken without it
             peers = await self._peers(one)
             if peers is None:
                 if one is not first:
@@ -47,12 +47,12 @@ class Sharing:
         return found
 
     async def live(self, names: list[str]) -> list[str]:
-        """Return those of these sessions that are not over."""
+        """Return the names of the sessions that are not over."""
         held = [await self.records.find(name) for name in names]
         return [one.record.name for one in held if one is not None and one.record.state not in OVER]
 
     async def _peers(self, record: SessionRecord) -> list[str] | None:
-        """Return the other sessions of its communicators; None: its worker does not tell."""
+        """Return the other sessions of its communicators; None: its worker does not report them."""
         seen = await self.commands.tell(str(record.owner), "worker.describe", {"session": record.name},
                                         epoch=record.epoch, timeout=ASK_SECONDS)
         return [str(peer) for peer in seen["peers"]] if "peers" in seen else None

@@ -1,4 +1,4 @@
-"""One checkpoint as the leader has it: asked of a node, named in the record, told to the agent."""
+"""The leader's steps of one checkpoint: command to the node, naming in the record, notice to the agent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rgpu.migrate.records.ownership import Decision, Held
 from rgpu.migrate.records.schema import CheckpointName, SessionRecord
 from rgpu.session.errors import Refused
 
-#: What a node says a checkpoint cost: times in ms, sizes in bytes.
+#: Cost of a checkpoint as reported by its node: times in ms, sizes in bytes.
 CHECKPOINT_COST = ("pause_ms", "drain_ms", "total_ms", "cut_bytes", "paused_bytes", "raw_bytes", "unchanged_pages")
 
 
 class Writing:
-    """See the module docstring."""
+    """Steps of one checkpoint; see the module docstring."""
 
     def __init__(self, term: Term, commands: FencedCommands) -> None:
         self.term, self.commands = term, commands
 
     async def image(self, record: SessionRecord, limited: bool, cut: str = "") -> tuple[CheckpointName, dict[str, Any]]:
-        """Have its node write one: it is durable, and counts for nothing yet. ``cut``: that its moment belongs to.
+        """Have the node write a checkpoint: it is durable, but not named yet. ``cut``: id of the cut it belongs to.
 
         Raises :class:`Refused` for a session that does not run, and what the node raises.
         """
@@ -41,18 +41,18 @@ class Writing:
                               created=now, bytes=int(result.get("bytes", 0)), cut=cut), result
 
     def decide(self, held: Held, record: SessionRecord, checkpoint: CheckpointName, reason: str = "") -> Decision:
-        """Return the decision that it counts. ``record``: whose node wrote it. Raises :class:`Fenced`, Refused."""
+        """Return the decision that names it. ``record``: of the session as written. Raises :class:`Fenced`, Refused."""
         return ownership.publish_checkpoint(
             held, owner=str(record.owner), epoch=record.epoch, checkpoint=checkpoint, leader=self.term.leader,
             now=self.term.clock.wall(),
             reason=f"checkpoint {checkpoint.name} at position {checkpoint.position}{reason}")
 
     def publishing(self, checkpoint: CheckpointName, session: str) -> None:
-        """Write down, where a test asks for it, that it is about to count."""
+        """Record, where a test requests it, that the checkpoint is about to be named."""
         effects.publishing(self.term.leader.host, session, checkpoint.epoch, checkpoint.position, checkpoint.name)
 
     async def notice(self, published: SessionRecord, checkpoint: CheckpointName) -> None:
-        """Tell the agent that the record names it: its journal may be cut."""
+        """Notify the agent that the record names the checkpoint, so that its journal may be cut."""
         await self.commands.suggest(published.owner, "session.notice", {
             "session": published.name, "epoch": checkpoint.epoch, "kind": "cut",
             "values": {"epoch": checkpoint.epoch, "position": published.journal_from, "image": checkpoint.name}},
@@ -60,12 +60,12 @@ class Writing:
 
 
 def answer(session: str, checkpoint: CheckpointName, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the caller of the verb is told."""
+    """Return the answer for the caller of the verb."""
     return {"session": session, "image": checkpoint.name, "position": checkpoint.position, "epoch": checkpoint.epoch,
             "pages": int(result.get("pages", 0)), "bytes": checkpoint.bytes,
             **{key: result[key] for key in CHECKPOINT_COST if key in result}}
 
 
 def checkpoint_name(session: str, epoch: int, position: int, when: float) -> str:
-    """A name that no other checkpoint has: a session has one owner for each epoch, which takes them in order."""
+    """Return a unique name: a session has one owner for each epoch, which takes its checkpoints in order."""
     return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

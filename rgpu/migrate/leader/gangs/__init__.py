@@ -1,2 +1,2 @@
-"""Gangs at the leader: all members made together, their generation, their deadlines, their end; and the ranks of
-communicators, which find each other."""
+"""Gangs at the leader: members made together, generations, deadlines, their end; and the rendezvous of the ranks of
+communicators."""

@@ -1,8 +1,8 @@
-"""A gang is made: all of its members in one transaction, or none.
+"""Forming of gangs: all members are made in one transaction, or none.
 
-A run asks for its ranks with ``session.create`` and ``options.gang``. A gang that one run brings whole is placed at
-once, or refused, or waits, as a session would. One that several runs bring gathers in the queue: each run's request is
-a record there, and they stand in the line together once all ranks have been asked for. What waits reserves nothing.
+A run asks for its ranks with ``session.create`` and ``options.gang``. A gang whose ranks all belong to one run is
+placed at once, or refused, or waits, like a session. The requests of a gang of several runs are gathered in the queue,
+each as a record; once all ranks have been asked for, they take their turn together. Waiting requests reserve nothing.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from rgpu.session.errors import (
 log = structlog.get_logger(__name__)
 
 TRIES = 3
-MOST_OVER = 256  #: requests that were given up, of which it is remembered why
-LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
+MOST_OVER = 256  #: given-up requests whose reasons are remembered
+LONGEST_ANSWER = 20.0  #: seconds that one request of a client is kept open
 
 
 class NoRoomNow(Exception):
-    """Nothing fits now: what a caller may wait for. Never crosses a wire."""
+    """No place now, but a caller may wait for one. Never crosses a wire."""
 
     def __init__(self, error: RgpuError) -> None:
         super().__init__(error.message)
@@ -63,7 +63,7 @@ class NoRoomNow(Exception):
 
 
 class Gangs:
-    """See the module docstring. :meth:`tick` is called about once a second. ``bandwidth()``: bytes/s between hosts."""
+    """The leader's gangs. :meth:`tick` is called about once a second. ``bandwidth()``: bytes/s between hosts."""
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords, locks: SessionLocks, queue: RequestQueue,
                  starting: Starting, endings: Endings, hosts: Hosts, quotas: UserQuotas,
@@ -71,17 +71,17 @@ class Gangs:
         self._registry, self.term, self.records, self.locks, self.queue = registry, term, records, locks, queue
         self.starting, self.endings, self.hosts, self.quotas = starting, endings, hosts, quotas
         self.bandwidth = bandwidth
-        self._over: dict[tuple[str, int, str], str] = {}  #: requests that were given up, by run and program: why
-        self._given: dict[str, tuple[GangRun, float]] = {}  #: formed for runs that did not fetch it yet: when
+        self._over: dict[tuple[str, int, str], str] = {}  #: why requests were given up, by run and program
+        self._given: dict[str, tuple[GangRun, float]] = {}  #: runs that did not fetch their ranks yet: when formed
 
     # -- the records --------------------------------------------------------------
     async def find(self, name: str) -> HeldGang | None:
-        """A gang's record. Raises :class:`Corrupt`."""
+        """Return a gang's record; None: there is none. Raises :class:`Corrupt`."""
         entry = await self._registry.get(gang_key(name))
         return None if entry is None else HeldGang(decode(entry.value, GangRecord, entry.key), entry.mod_revision)
 
     async def all(self) -> list[HeldGang]:
-        """All that can be read."""
+        """Return all records that can be read."""
         found = []
         for entry in (await self._registry.list(GANGS)).entries:
             try:
@@ -93,10 +93,10 @@ class Gangs:
     # -- asking -------------------------------------------------------------------
     async def create(self, order: Order, *, queue: bool, known: str = "",
                      wait: float = 0.0) -> list[SessionRecord] | Waiting:
-        """The sessions of the ranks that ``order`` asks for, in their order, all ``running``; or how it waits.
+        """Return the sessions of the ranks that ``order`` asks for, in their order, all ``running``; or how it waits.
 
-        It waits with ``queue``, and always where other runs have to bring the rest of the gang. Raises what
-        :meth:`Admission.create` raises, :class:`RanksMissing` where they did not come in time.
+        It waits with ``queue``, and always where other runs have to request the rest of the gang. Raises what
+        :meth:`Admission.create` raises, :class:`RanksMissing` where they did not do so in time.
         """
         order.check()
         assert order.ask is not None
@@ -113,7 +113,7 @@ class Gangs:
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
     async def _request(self, order: Order, queue: bool) -> bool:
-        """Whether the request waits; else the gang was formed. The caller holds the gang's lock."""
+        """Form the gang or enqueue the request; return whether it waits. The caller holds the gang's lock."""
         ask = order.ask
         assert ask is not None
         others = await self._waiting(ask.name)
@@ -145,12 +145,13 @@ class Gangs:
             raise
 
     async def _waiting(self, gang: str) -> list[Queued]:
-        """The requests of a gang, the oldest first."""
+        """Return the waiting requests of a gang, the oldest first."""
         found = [one for one in await self.queue.requests() if one.record.gang and one.record.gang.name == gang]
         return sorted(found, key=lambda one: (one.record.arrived, one.record.name))
 
     async def _made(self, order: Order) -> list[SessionRecord] | None:
-        """What was made for that very run: None where nothing was. Raises :class:`UnknownOutcome` while it starts."""
+        """Return the sessions made for this very run; None: none were. Raises :class:`UnknownOutcome` during the start.
+        """
         assert order.ask is not None
         held = await self.find(order.ask.name)
         run = held.record.run_of(order.agent, order.program) if held and order.program.pid else None
@@ -162,7 +163,7 @@ class Gangs:
                    and one.record.name == member_name(held.record.name, one.record.rank)]
         if not all(one.state in ("running", "moving") for one in members):
             over = [one for one in members if not one.live]
-            if over:  # whoever asks has used none of them yet: the gang is made whole or not at all
+            if over:  # the run has used none of them yet: the gang is made whole or not at all
                 why = f"gang {held.record.name} could not be made whole: {over[0].name} is {over[0].state}"
                 await asyncio.gather(*(self.endings.end(one.name, why) for one in members if one.state != "ended"))
                 await self.advance(held.record.name)
@@ -173,7 +174,7 @@ class Gangs:
         return sorted(members, key=lambda one: one.rank)
 
     async def _answer(self, order: Order, known: str, wait: float) -> list[SessionRecord] | Waiting:
-        """What is new, or how it stands when ``wait`` is over."""
+        """Return the sessions, or the state of the wait when that is new or ``wait`` is over."""
         assert order.ask is not None
         self.queue.wake()
         until = self.term.clock.monotonic() + wait
@@ -198,12 +199,12 @@ class Gangs:
                 pass
 
     def _check_over(self, order: Order) -> None:
-        """Raises :class:`RanksMissing` for a request whose gang was given up."""
+        """Check that the request was not given up. Raises :class:`RanksMissing` with the reason if it was."""
         if (why := self._over.get(_asker(order.name, order.program))) is not None:
             raise RanksMissing(why, gang=order.ask.name if order.ask else "")
 
     async def _enqueue(self, order: Order, why: str, arrived: float | None = None) -> None:
-        """Raises as :meth:`RequestQueue.add`, :class:`LimitReached` above its user's places in the queue."""
+        """Put a request into the queue. Raises as :meth:`RequestQueue.add`, :class:`LimitReached` above the quota."""
         async with self.records.placing:
             snapshot = await self.records.snapshot()
             if arrived is None:
@@ -217,7 +218,7 @@ class Gangs:
 
     # -- forming ------------------------------------------------------------------
     async def let_in(self, name: str) -> bool:
-        """Form a gang whose requests wait, if it is its turn: whether it runs. The caller holds its lock."""
+        """Form a gang whose requests wait, if it is its turn; return whether it runs. The caller holds its lock."""
         found = await self._waiting(name)
         if not found or found[0].record.gang is None:
             return False
@@ -230,7 +231,7 @@ class Gangs:
             if isinstance(none.error, LimitReached):
                 self.queue.put_off(name, none.error.message)
             return False
-        except (Refused, LimitReached, AlreadyExists) as error:  # not to be started now: it waits on, in its old place
+        except (Refused, LimitReached, AlreadyExists) as error:  # it cannot start now: it waits on, in its old place
             for one, order in zip(found, orders, strict=True):
                 if await self.queue.find(order.name) is None:
                     await self._enqueue(order, error.message, one.record.arrived)
@@ -243,7 +244,7 @@ class Gangs:
         return True
 
     async def _form(self, name: str, orders: Sequence[Order], queued: dict[str, int]) -> None:
-        """Raises :class:`NoRoomNow` where waiting would help, :class:`Refused` where it would not."""
+        """Place, write and start a gang. Raises :class:`NoRoomNow` where waiting helps, :class:`Refused` otherwise."""
         failed: list[str] = []
         arrived = self.term.clock.wall()
         of = max(order.ask.of for order in orders if order.ask)
@@ -252,7 +253,7 @@ class Gangs:
                 await locked.enter_async_context(self.locks.session(member_name(name, rank)))
             for _ in range(TRIES):
                 members = await self._place(name, orders, queued, arrived, failed)
-                queued = {}  # their records are gone with the first try
+                queued = {}  # their records are deleted by the first try
                 begun = len(failed)
                 await asyncio.gather(*(self.starting.start(record, failed) for record in members))
                 if len(failed) == begun:
@@ -287,7 +288,7 @@ class Gangs:
 
     async def _choose(self, name: str, orders: Sequence[Order], snapshot: Snapshot, arrived: float,
                       failed: Sequence[str]) -> tuple[Sequence[Member], str]:
-        """The places, if it is this one's turn and its user's quota has room. Raises as :meth:`_form`."""
+        """Return the places, if it is this gang's turn and its user's quota allows it. Raises as :meth:`_form`."""
         first = orders[0]
         assert first.ask is not None
         request = replace(first.request(), session=name, avoid_hosts={why.partition(":")[0] for why in failed})
@@ -325,7 +326,7 @@ class Gangs:
             rank=member.first, proves_key=order.proves_key)
 
     async def _write(self, decision: gangs.GangDecision) -> bool:
-        """Make it true; False when something that it was based on changed meanwhile."""
+        """Write a decision; return False when something that it was based on changed meanwhile."""
         term = self.term
         story = gangs.story(decision, term.clock.wall(), term.signature())
         done = await term.write(decision.record.name, story, list(decision.compares), list(decision.operations))
@@ -335,7 +336,8 @@ class Gangs:
 
     # -- keeping ------------------------------------------------------------------
     async def tick(self, sessions: list[Held]) -> bool:
-        """Have each gang's record say what is, and give up those whose ranks did not come; whether one waits."""
+        """Update each gang's record, and give up gangs whose deadline has passed; return whether any needs a next tick.
+        """
         behind = [held.record.name for held in await self.all() if not await self._advance(held, sessions)]
         await self._drop_unfetched()
         now = self.term.clock.wall()
@@ -351,7 +353,7 @@ class Gangs:
         return bool(behind or gathering or self._given)
 
     async def _drop_unfetched(self) -> None:
-        """Ranks that were made for a run whose client then went away."""
+        """End ranks that were made for runs whose clients then disappeared."""
         now = self.term.clock.monotonic()
         for name, (run, since) in list(self._given.items()):
             if now - since > CLIENT_GRACE:
@@ -360,7 +362,7 @@ class Gangs:
                                     reason="its client went away while it waited for a place")
 
     async def rejoin(self, order: Order) -> Order:
-        """A further process of a rank none of whose sessions is left: what the rank was given.
+        """Return the order of a further process of a rank without sessions, with the rank's memory and requirements.
 
         Raises :class:`NotFound` without such a gang, :class:`NotPermitted` for another user's.
         """
@@ -376,18 +378,18 @@ class Gangs:
         return replace(order, quota=first.record.quota, wants=first.record.wants.replace(kind=first.record.needs.kind))
 
     async def advance(self, name: str) -> None:
-        """Have its record say what is, now: what follows a member's move need not wait for the next look."""
+        """Update the gang's record now, so that the steps after a member's move do not wait for the next tick."""
         held = await self.find(name)
         if held is not None:
             await self._advance(held, await self.records.sessions())
 
     async def _advance(self, held: HeldGang, sessions: Sequence[Held]) -> bool:
-        """Whether the record says what is; what came between is seen at the next look."""
+        """Update the record where needed; return False where another change was first, for the next tick to repeat."""
         decision = gangs.advance(held, (one.record for one in sessions), self.term.clock.wall())
         return decision is None or await self._write(decision)
 
     async def end(self, name: str, reason: str) -> bool:
-        """End all members of a gang and take its requests out of the queue; whether there is one of that name."""
+        """End all members of a gang and remove its requests from the queue; return whether there was such a gang."""
         found = await self._waiting(name)
         for one in found:
             await self.queue.leave(one.record.name, reason)
@@ -400,7 +402,7 @@ class Gangs:
         return True
 
     async def withdraw(self, run: str, *, agent: str, program: Program, reason: str) -> None:
-        """A run gives up before it used what was made for it: its members end."""
+        """End the members made for a run that gives up before it used them."""
         for held in await self.all():
             found = held.record.run_of(agent, program)
             if held.record.state == "ended" or found is None or found.name != run:
@@ -411,7 +413,7 @@ class Gangs:
                         await self._end_member(member, reason)
 
     async def _end_member(self, record: SessionRecord, reason: str) -> None:
-        """The caller holds its lock."""
+        """End one member. The caller holds its lock."""
         held = await self.records.find(record.name)
         if held is not None and held.record.live:
             await self.endings.end_epoch(record.name, record.epoch, reason)
@@ -422,7 +424,7 @@ def _asker(run: str, program: Program) -> tuple[str, int, str]:
 
 
 def _take(members: Sequence[Member], ranks: int) -> tuple[list[Member], list[Member]]:
-    """The first of them that have so many ranks, and the rest."""
+    """Split members into the first ones that have ``ranks`` ranks together, and the rest."""
     taken: list[Member] = []
     while sum(one.ranks for one in taken) < ranks:
         taken.append(members[len(taken)])

@@ -1,4 +1,4 @@
-"""Ranks of communicators find each other: each says that it has come, and hears who else has."""
+"""Rendezvous of the ranks of communicators: each rank reports its arrival, and receives those that have arrived."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rgpu.migrate.records.schema import encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, created, txn_certain, unchanged
 from rgpu.session.errors import Conflict, Fenced, RgpuError, UsageError
 
-TRIES = 50  #: all ranks of a communicator come within a moment, and each changes the same record
-MOST_PRUNED = 100  #: at a time
+TRIES = 50  #: all ranks of a communicator arrive at nearly the same time, and each changes the same record
+MOST_PRUNED = 100  #: records in one prune
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -32,7 +32,7 @@ class Rendezvous:
 
     async def gather(self, session: str, user: str, *, name: str, ranks: int, rank: int,
                      payload: int) -> dict[str, Any]:
-        """Note that a rank has come, and answer {came: [[rank, session, payload], …]}, of those that have.
+        """Record the arrival of a rank; return {came: [[rank, session, payload], …]} of all that have arrived.
 
         Raises :class:`Refused`, :class:`NotPermitted`, :class:`UsageError`, :class:`Conflict`, :class:`Fenced`.
         """
@@ -56,12 +56,12 @@ class Rendezvous:
         return result.succeeded
 
     async def prune(self) -> None:
-        """Forget those that nobody needs: their ranks have long come, or never will."""
+        """Delete old records: their ranks arrived long ago, or never will."""
         now, old = self.term.clock.wall(), []
         for entry in (await self._registry.list(COMMUNICATORS)).entries:
             try:
                 over = now - read_rendezvous(entry.value, entry.key).created > KEEP_SECONDS
-            except RgpuError:  # damaged: its ranks are told so when they ask, and begin anew with another id
+            except RgpuError:  # damaged: its ranks get an error at their next request, and begin anew with another id
                 over = True
             if over:
                 old.append(entry.key)

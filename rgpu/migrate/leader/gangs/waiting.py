@@ -1,4 +1,4 @@
-"""Requests of one gang that wait together: what each must be beside the others, and who is missing. Pure."""
+"""Requests of one gang that wait together: whether they agree, and which ranks are missing. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rgpu.session.errors import NotPermitted, Refused, UsageError
 
 
 def check_together(order: Order, others: Sequence[QueueRecord]) -> None:
-    """Whether a run's request belongs beside those of the gang's other runs.
+    """Check that a run's request agrees with those of the gang's other runs.
 
     Raises :class:`NotPermitted` for another user's gang, :class:`UsageError` where they ask for different gangs,
     :class:`Refused` where the gang has no ranks left.
@@ -35,9 +35,9 @@ def check_together(order: Order, others: Sequence[QueueRecord]) -> None:
 
 
 def missing(requests: Sequence[QueueRecord], now: float) -> str:
-    """Why a gang is given up: its other runs did not come within its deadline; empty while they may still.
+    """Return why a gang is given up: ranks are missing after its deadline; empty: it is not.
 
-    ``requests``: those that came, the oldest first. ``now``: Unix time, s.
+    ``requests``: the waiting requests, the oldest first. ``now``: Unix time, s.
     """
     asks = [one.gang for one in requests if one.gang is not None]
     if not asks:
@@ -54,18 +54,18 @@ def missing(requests: Sequence[QueueRecord], now: float) -> str:
 
 
 def ranks(first: int, count: int) -> str:
-    """``rank 3``, ``ranks 0 to 2``."""
+    """Return ranks in words: ``rank 3``, ``ranks 0 to 2``."""
     return f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
 
 
 def in_turn(record: QueueRecord, order: Order) -> bool:
-    """Whether the request waits for that very program."""
+    """Whether the request was made for the same program."""
     return (record.agent, record.program.pid, record.program.host) == (
         order.agent, order.program.pid, order.program.host)
 
 
 def order_of(record: QueueRecord) -> Order:
-    """What a request that waits asks for."""
+    """Return the order of a waiting request."""
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
                  host=record.host or None, wants=record.wants, user=record.user, ask=record.gang,
                  proves_key=record.proves_key)

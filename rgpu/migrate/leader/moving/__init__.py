@@ -1,1 +1,1 @@
-"""Moves as the leader drives them: checks, one move, those under way. A move's table is `rgpu.migrate.move`'s."""
+"""The leader's part of moves: checks, one move, all moves under way. The table of a move is in `rgpu.migrate.move`."""

@@ -1,4 +1,4 @@
-"""What must hold before a move may begin: every check runs before anything is changed, each with its reason."""
+"""Preconditions of a move: every check runs before anything is changed, and has its own reason."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 
 
 class MoveCheck:
-    """After :meth:`run`: ``held``, ``node``, ``device`` and ``reason`` are what the move begins with."""
+    """Checks of one move. After :meth:`run` the move begins with ``held``, ``node``, ``device`` and ``reason``."""
 
     def __init__(self, records: PoolRecords, commands: FencedCommands, name: str, host: str,
                  device: str | None = None, *, forecast: bool = False, why: str = "") -> None:
-        """``forecast``: have the source say what the move would cost. ``why``: what the move is for."""
+        """Make the checks. ``forecast``: also have the source forecast the cost. ``why``: purpose of the move."""
         self.why = why
         self.forecast = forecast
-        self.found: dict[str, Any] = {}  #: what the source says of the session
+        self.found: dict[str, Any] = {}  #: description of the session by the source
         self.records, self.commands = records, commands
         self.name = name
         self.host = host
@@ -32,7 +32,7 @@ class MoveCheck:
         self.reason = ""
 
     async def run(self) -> None:
-        """Raises :class:`NotFound` (session, host) or :class:`Refused`; nothing was changed then."""
+        """Run all checks; nothing is changed. Raises :class:`NotFound` (session, host) or :class:`Refused`."""
         self.held = await self.records.held(self.name)
         self._check_state()
         await self._check_destination()
@@ -49,12 +49,12 @@ class MoveCheck:
                           state=record.state)
 
     async def still_fits(self) -> None:
-        """Once more just before the promise is written: another session may have been placed meanwhile."""
+        """Check the destination again just before the move is recorded: another session may have been placed there."""
         self.wanted = self.device
         await self._check_destination()
 
     async def _check_destination(self) -> None:
-        """Known, ready, of the right kind, new enough, with room."""
+        """Check that the destination is in the pool, ready, of the right kind, new enough, with enough memory."""
         record = self.held.record
         choice = place(await self.records.snapshot(), request_for(record, host=self.host, device=self.wanted))
         node = await self.records.node(self.host)
@@ -65,7 +65,7 @@ class MoveCheck:
             f"asked for: to {choice.device} of {self.host}, where {mebibytes(choice.free)} are free"
 
     async def _check_source(self) -> None:
-        """There, and nothing pins the session to it."""
+        """Check that the source is in the pool, and that nothing pins the session to it."""
         record = self.held.record
         if await self.records.node(record.owner) is None:
             raise Refused(f"{record.owner}, which has {self.name}, is not in the pool at the moment")

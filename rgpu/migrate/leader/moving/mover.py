@@ -1,7 +1,7 @@
-"""One move, driven: the shell around :data:`rgpu.migrate.move.coordinator.COORDINATOR`.
+"""Driver of one move: the shell around :data:`rgpu.migrate.move.coordinator.COORDINATOR`.
 
-Every command of the role is one method here, which does it and returns the
-event that follows. Nothing is decided in this file.
+Every command of the role is one method here, which carries it out and returns the
+event that follows. No decisions are made in this file.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "bytes_pulled
 
 
 class Mover:
-    """A move of one session. Make one for each; :meth:`run` it once."""
+    """Driver of one move of one session; :meth:`run` is called once."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, name: str, *,
                  check: MoveCheck | None = None, move: str = "", options: MoveOptions | None = None,
                  on_progress: Progress | None = None) -> None:
-        """``check``: of a move that begins; without it ``move`` is an unfinished one to be finished or undone."""
+        """Make the driver. ``check``: of a move that begins; None: ``move`` is unfinished, to be finished or undone."""
         self.term, self.records, self.commands = term, records, commands
         self.name = name
         self.role = CoordinatorRole()
         self.move = move or f"move-{term.new_id()}"
         self.check = check
         self.options = options or MoveOptions()
-        self.progress: dict[str, Any] = {}  #: what the source said last
+        self.progress: dict[str, Any] = {}  #: last progress report of the source
         self._on_progress = on_progress
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: RgpuError | None = None
-        self._why = ""  #: what decided the move, for whoever asked for it
-        self._unwritten = ""  #: why a decision was perhaps not written
+        self._why = ""  #: what decided the move, for the caller
+        self._unwritten = ""  #: why it is not known whether a decision was written
         self._receiver: dict[str, Any] = {}
         self._statistics: dict[str, Any] = {}
         self._epoch = 0
@@ -76,11 +76,11 @@ class Mover:
             self._cancelled.set_result(reason)
 
     def involves(self, host: str) -> bool:
-        """Tell whether a host is the move's source or destination."""
+        """Whether a host is the move's source or destination."""
         return host in (self._source, self._destination)
 
     async def run(self) -> dict[str, Any]:
-        """Drive the move to its end; the statistics of ``rgpu migrate``.
+        """Drive the move to its end; return the statistics for ``rgpu migrate``.
 
         Raises :class:`Refused` (or what a check raises) before anything was changed,
         :class:`MoveFailed` when it was aborted, :class:`Fenced` when another leader took over.
@@ -109,7 +109,7 @@ class Mover:
 
     # -- the commands of the role, in the order of a good move --------------------
     async def do_run_checks(self, command: Command) -> Event:
-        """Check that the session can move there; events: checked, refused."""
+        """Run the checks; events: passed, refused."""
         assert self.check is not None
         try:
             await self.check.run()
@@ -121,7 +121,7 @@ class Mover:
         return Event("passed", reason=self.check.reason)
 
     async def do_write_begin(self, command: Command) -> Event:
-        """Write the move into the record, if the destination still has room."""
+        """Write the move into the record, if the destination still has enough memory."""
         assert self.check is not None
         check = self.check
         async with self.records.placing:
@@ -135,14 +135,14 @@ class Mover:
                 now=self.term.clock.wall(), reason=command.reason))
 
     async def do_command_receive(self, command: Command) -> Event:
-        """Have the destination start a worker that receives."""
+        """Have the destination start a worker that receives the session."""
         assert self.check is not None
         args = {"session": self.name, "move": self.move, "epoch": self._epoch + 1,
                 "quota": self.check.held.record.quota, "device": self.check.device, "source": self._source}
         return await self._command(self._destination, "move.receive", args, "received", START_SECONDS)
 
     async def do_command_send(self, command: Command) -> Event:
-        """Have the source send; answers when the copy is verified."""
+        """Have the source send; the event follows when the copy is verified."""
         chosen = self.options.as_dict()
         args = {"session": self.name, "move": self.move, "options": chosen, "wishes": chosen,  # their name in 0.1
                 "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
@@ -152,12 +152,12 @@ class Mover:
 
     @property
     def replay_failed(self) -> bool:
-        """The move ended because its replay did not work out; copying may."""
+        """Whether the move ended because its replay failed, so that copying may succeed."""
         return self.role.state == "aborted" and self._error is not None and bool(self._error.detail.get("replay"))
 
     @property
     def learned(self) -> float | None:
-        """The share of pages that a replay of this move got wrong; None: nothing was replayed."""
+        """Return the share of pages that a replay of this move got wrong; None: nothing was replayed."""
         found = self._statistics
         if found.get("mode") == "replay":
             return int(found.get("mismatched_pages") or 0) / max(1, int(found.get("pages_total") or 0))
@@ -165,7 +165,7 @@ class Mover:
         return min(max(float(share), 0.0), 1.0) if isinstance(share, int | float) else None
 
     async def do_write_ready(self, command: Command) -> Event:
-        """Write that both sides are ready."""
+        """Write that the source is paused and the copy verified."""
         return await self._write(lambda held: ownership.move_ready(
             held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
             reason=command.reason))
@@ -190,11 +190,11 @@ class Mover:
             reason=command.reason), why=command.reason)
 
     async def do_read_record(self, command: Command) -> Event:
-        """What the record says of this move; waits a little when the registry does not answer."""
+        """Read the state of this move from the record; wait a little when the registry does not answer."""
         try:
             held = await self.records.held(self.name)
         except NotFound:
-            return Event("says_over", reason="the session is gone")
+            return Event("says_over", reason="the session no longer exists")
         except RgpuError as error:
             await asyncio.sleep(READ_AGAIN_SECONDS)
             return Event("unknown", reason=error.message)
@@ -212,7 +212,7 @@ class Mover:
         return Event(f"says_{move.state}")
 
     async def do_reconcile(self, command: Command) -> Event:
-        """Both sides read the record. A side whose node is gone has nothing left to reconcile."""
+        """Have both sides read the record. A side whose node is lost has nothing left to reconcile."""
         sides = [self._reconcile_one(self._destination), self._reconcile_one(self._source)]
         done = await asyncio.gather(*sides)
         return Event("reconciled" if all(done) else "unreconciled", reason=command.reason)
@@ -228,7 +228,7 @@ class Mover:
         except RgpuError as error:
             log.warning("did not reconcile a move", host=host, session=self.name, move=self.move, reason=error.message)
             return False
-        # The side that serves now ends the downtime, whoever it is.
+        # The side that serves the session from now on ends the downtime.
         if host == (self._destination if self.role.state == "reconciling" else self._source):
             self._reconciled_at = self.term.clock.monotonic()
         return True
@@ -245,7 +245,7 @@ class Mover:
 
     # -- helpers --------------------------------------------------------------------
     async def _write(self, decide: Callable[[Held], Decision], why: str = "") -> Event:
-        """A decision as an event. ``why``: what decided the move, if this does and is written."""
+        """Write a decision; return the outcome as an event. ``why``: what decided the move, if this decision does."""
         try:
             await self.term.change(self.name, decide)
             self._why = why or self._why
@@ -265,14 +265,14 @@ class Mover:
             return Event("unknown", reason=error.message)
 
     async def _leads_still(self) -> bool:
-        """A decision may be fenced by the session's epoch, or by another leader."""
+        """Whether this leader still leads: a decision may be fenced by the session's epoch or by another leader."""
         try:
             return await self.term.leads()
         except RgpuError:
             return True  # not known: the role reads the record, and is fenced there if it must
 
     async def _command(self, host: str, verb: str, args: dict[str, Any], done: str, timeout: float) -> Event:
-        """A command to a node, given up when the move is cancelled."""
+        """Send a command to a node; given up when the move is cancelled. Return the outcome as an event."""
         tell = asyncio.ensure_future(self.commands.tell(host, verb, args, epoch=self._epoch, timeout=timeout,
                                                     on_progress=self._progress))
         either: list[asyncio.Future[Any]] = [tell, self._cancelled]
@@ -302,7 +302,7 @@ class Mover:
             self._on_progress({"session": self.name, "move": self.move, **values})
 
     def _outcome(self) -> dict[str, Any]:
-        """Statistics, or the error that stands for the end."""
+        """Return the statistics, or raise the error for the end that was reached."""
         result = self.statistics()
         if self.role.state == "committed":
             return result
@@ -313,13 +313,13 @@ class Mover:
         raise MoveFailed(f"{self.name} was not moved: {self._why or self.role.reason}", **result)
 
     def _phases_ms(self) -> dict[str, float]:
-        """The move's steps in order, and below `send.` and `receive.` what the two workers say of theirs."""
+        """Return the times of the move's steps in order; those of the two workers below `send.` and `receive.`."""
         inner = {f"{side}.{name}": float(ms) for side, said in (("receive", self._receiver), ("send", self._statistics))
                  for name, ms in (said.get("phases_ms") or {}).items()}
         return {**self._phases.ms(), **inner}
 
     def _how(self) -> str:
-        """For the history: the mode, and what a replay got wrong. Empty for a leader that only finishes the move."""
+        """Return the mode and a replay's mismatches for the history; empty for a leader that only finishes the move."""
         found = self._statistics
         if found.get("mode") != "replay":
             return f" by {found['mode']}" if found.get("mode") else ""
@@ -329,7 +329,7 @@ class Mover:
                 f"({found.get('repaired_bytes')} bytes)")
 
     def statistics(self) -> dict[str, Any]:
-        """What ``rgpu migrate -o json`` shows; times in ms."""
+        """Return the statistics for ``rgpu migrate -o json``; times in ms."""
         committed = self.role.state == "committed"
         found = self._statistics
         downtime = 0.0

@@ -1,4 +1,4 @@
-"""Moves under way: begun, followed, cancelled, taken over from a former leader."""
+"""All moves of a leader: begins, follows and cancels them, and takes over those of a former leader."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rgpu.session.errors import MoveFailed, Refused
 log = structlog.get_logger(__name__)
 
 MOVES_PER_NODE = 4  #: at a time, from it and to it
-MEASURED_BYTES = 64 << 20  #: that a move sent at least, to count as a measurement of the link
-MOST_LEARNED = 1000  #: sessions of which it is remembered how wrong a replay was
+MEASURED_BYTES = 64 << 20  #: least bytes of a move that counts as a measurement of the link
+MOST_LEARNED = 1000  #: sessions whose replay mismatches are remembered
 
 
 class Moves:
-    """Moves of this term, one a session. ``freed``: called when a move ends, because it may have made room."""
+    """Moves of this term, at most one for each session. ``freed``: called when a move ends, as memory may be free."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  freed: Callable[[], None]) -> None:
@@ -38,15 +38,15 @@ class Moves:
         self._movers: dict[str, Mover] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_PER_NODE))
         self._progress: dict[str, dict[str, Any]] = {}
-        self.rates: dict[frozenset[str], float] = {}  #: bytes/s between two hosts, as the last move between them went
-        self._learned: dict[str, float] = {}  #: of sessions that a replay got wrong: the share of pages
+        self.rates: dict[frozenset[str], float] = {}  #: bytes/s between two hosts, measured by their last move
+        self._learned: dict[str, float] = {}  #: by session: share of pages that a replay got wrong
 
     # -- beginning ----------------------------------------------------------------
     async def migrate(self, name: str, host: str, *, options: MoveOptions | None = None, device: str | None = None,
                       on_progress: Progress | None = None, why: str = "") -> dict[str, Any]:
-        """Move a session while it runs, because of ``why``; the statistics of ``rgpu migrate -o json``.
+        """Move a session while it runs, because of ``why``; return the statistics of ``rgpu migrate -o json``.
 
-        A replay that does not work out is followed by a move of its own that copies. Raises
+        A failed replay is followed by another move, by copy. Raises
         :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
         when the move was aborted (detail: the statistics), :class:`Fenced`.
         """
@@ -84,7 +84,8 @@ class Moves:
 
     @asynccontextmanager
     async def _slots_of(self, *hosts: str) -> AsyncIterator[None]:
-        """At most :data:`MOVES_PER_NODE` moves from and to a node at a time; others wait. (In order: no deadlock.)"""
+        """Wait for a slot of each host, of :data:`MOVES_PER_NODE`. (Taken in one order, so that there is no deadlock.)
+        """
         async with AsyncExitStack() as held:
             for host in sorted(set(hosts)):
                 await held.enter_async_context(self._slots[host])
@@ -92,7 +93,7 @@ class Moves:
 
     async def plan(self, name: str, host: str, *, options: MoveOptions | None = None,
                    device: str | None = None) -> dict[str, Any]:
-        """``rgpu migrate --dry-run``: every check that needs no change, and what the move would cost.
+        """Run every check that changes nothing, and forecast the cost, for ``rgpu migrate --dry-run``.
 
         Raises as :meth:`migrate` would before anything was changed.
         """
@@ -104,7 +105,7 @@ class Moves:
                 "forecast": dict(check.found.get("forecast") or {})}
 
     def check(self, name: str, host: str, device: str | None = None, *, forecast: bool = False) -> MoveCheck:
-        """The checks of a move, to be run. ``forecast``: with what the source says the move would cost."""
+        """Make the checks of a move, to be run. ``forecast``: also have the source forecast the cost."""
         return MoveCheck(self.records, self.commands, name, host, device, forecast=forecast)
 
     # -- driving ------------------------------------------------------------------
@@ -121,14 +122,14 @@ class Moves:
             self._freed()
 
     def _measured(self, move: dict[str, Any]) -> None:
-        """What a move came to, for figures, and for gangs that are to be placed near each other."""
+        """Record a move's measured speed, for metrics and for placing the members of a gang near each other."""
         self.term.observe("move", move)
         seconds, sent = float(move["total_ms"]) / 1000, int(move["bytes_sent"])
         if move["outcome"] == "committed" and sent >= MEASURED_BYTES and seconds > 0:
             self.rates[frozenset((str(move["from"]), str(move["to"])))] = sent / seconds
 
     def _learn(self, mover: Mover) -> None:
-        """What a replay came to, for the next prediction; a new leader learns it anew."""
+        """Remember a replay's mismatches for the next forecast; a new leader begins without them."""
         if mover.learned is not None:
             self._learned.pop(mover.name, None)
             if mover.learned:
@@ -145,9 +146,9 @@ class Moves:
         except MoveFailed as error:
             log.info("an unfinished move was undone", session=held.record.name, reason=error.message)
 
-    # -- those under way ----------------------------------------------------------
+    # -- moves under way ----------------------------------------------------------
     def under_way(self) -> dict[str, dict[str, Any]]:
-        """session: {state, from, to, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""
+        """Return {session: {state, from, to, phase, round, pages_sent, bytes_sent …}} of this leader's moves."""
         found = {}
         for name, mover in self._movers.items():
             sides = mover.statistics()
@@ -156,25 +157,24 @@ class Moves:
         return found
 
     def cancel(self, name: str, reason: str, host: str | None = None) -> None:
-        """Abort a session's move if it is not ready yet; ``host``: only one from or to that host."""
+        """Abort a session's move if it is not ready yet; ``host``: only a move from or to that host."""
         mover = self._movers.get(name)
         if mover is not None and (host is None or mover.involves(host)):
             mover.cancel(reason)
 
     def cancel_all(self, host: str, reason: str) -> None:
-        """Abort, if they are not ready, the moves from and to a host that went away."""
+        """Abort, if they are not ready, the moves from and to a lost host."""
         for mover in self._movers.values():
             if mover.involves(host):
                 mover.cancel(reason)
 
     def end_term(self) -> None:
-        """Abort those of this term that are not ready: a next leader undoes them, and who asked need not wait for it.
-        """
+        """Abort the moves of this term that are not ready: the next leader undoes them, and callers need not wait."""
         for mover in self._movers.values():
             mover.cancel("its leader leads no more")
 
     async def abort(self, name: str, move: str | None = None, reason: str = "aborted on request") -> dict[str, Any]:
-        """Abort a move that is not ready yet; the move's state now. Raises :class:`NotFound`."""
+        """Abort a move that is not ready yet; return the move's present state. Raises :class:`NotFound`."""
         mover = self._movers.get(name)
         if mover is not None and (not move or move == mover.move):
             mover.cancel(reason)

@@ -1,1 +1,1 @@
-"""Sessions whose owner cannot have them any more, and what a former leader left unfinished: brought back."""
+"""Recovery of sessions whose owner is lost, and of operations that a former leader left unfinished."""

@@ -1,4 +1,4 @@
-"""Losses of owners: told by a node, by an agent, or found by comparing the records with the nodes. Recovery follows."""
+"""Losses of owners: reported by a node or an agent, or found by comparing records with nodes; recovery follows."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERS
 
 
 class Loss(NamedTuple):
-    """``failure``: what counts towards the third one in one place (OWNERSHIP 9).
+    """Loss of an owner. ``failure``: the loss as counted by place (OWNERSHIP 9); None: it does not count.
 
-    That a node is gone does not: nodes are drained, restarted and cut off by others, and a session that was being
-    replayed each time would be given up, though it could be brought back.
+    The loss of a node does not count: nodes are stopped, restarted and cut off for other reasons, and a session that
+    was being replayed each time would be given up, though it could be brought back.
     """
 
     reason: str
@@ -35,21 +35,21 @@ class Loss(NamedTuple):
 
 
 class OwnerLoss:
-    """See the module docstring."""
+    """The leader's handling of lost owners."""
 
     def __init__(self, term: Term, records: PoolRecords, locks: SessionLocks, moves: Moves, recovery: Recovery) -> None:
         self.term, self.records, self.locks, self.moves, self.recovery = term, records, locks, moves, recovery
 
-    # -- told -----------------------------------------------------------------------
+    # -- reported -------------------------------------------------------------------
     async def worker_died(self, name: str, host: str, *, epoch: int, position: int | None = None,
                           begun: int | None = None, complete: int | None = None,
                           reason: str = "its worker ended") -> None:
-        """Recover a session whose node says that its worker has gone without being told to.
+        """Recover a session whose node reports that its worker ended unexpectedly.
 
-        ``position``, ``begun``, ``complete``: as in :class:`rgpu.migrate.records.schema.Failure`; which device it was
-        says the record.
+        ``position``, ``begun``, ``complete``: as in :class:`rgpu.migrate.records.schema.Failure`; the device is taken
+        from the record.
         """
-        self.moves.cancel(name, f"the worker on {host} has gone: {reason}", host)
+        self.moves.cancel(name, f"the worker on {host} has ended: {reason}", host)
         failure = Failure(host=host, device="", position=position, begun=begun, complete=complete,
                           when=self.term.clock.wall(), reason=reason[:MAX_TEXT], epoch=epoch)
         async with self.locks.session(name):
@@ -60,8 +60,8 @@ class OwnerLoss:
             await self.recovery.run(name, f"{failure.reason} on {host}", failure.replace(device=record.device))
 
     async def shares(self, name: str, host: str, *, epoch: int, peer: str) -> None:
-        """Note that a session of that node is about to share memory with another: its own journal says no more what
-        is in its memory, so it is not brought back from here on.
+        """Record that a session of that node is about to share memory with another. Its own journal then no longer
+        determines its memory, so it is not brought back from here on.
 
         Raises :class:`Refused`, :class:`Fenced` for a session that the node does not have, or that is moving.
         """
@@ -73,10 +73,10 @@ class OwnerLoss:
 
     async def unreachable(self, name: str, *, epoch: int, reached: str | None = None,
                           seconds: float = UNREACHABLE_SECONDS) -> SessionRecord:
-        """Find an owner that an agent can reach, because it cannot reach its own (OWNERSHIP 7); the record after it.
+        """Find an owner that an agent can reach, because it cannot reach its own (OWNERSHIP 7); return the new record.
 
-        The session is moved there; recovered there if its owner does not answer us either. Automation: not while
-        that is paused.
+        The session is moved there, or recovered there if its owner does not answer the leader either. This is
+        automation, so it is not done while that is paused.
         """
         record = (await self.records.held(name)).record
         if record.epoch != epoch or record.state != "running" or seconds < UNREACHABLE_SECONDS:
@@ -103,7 +103,7 @@ class OwnerLoss:
 
     # -- found ----------------------------------------------------------------------
     async def check(self, name: str) -> None:
-        """Recover the session if its owner is gone, restarted without it, or sick."""
+        """Recover the session if its owner is lost, restarted without it, or unhealthy."""
         async with self.locks.session(name):
             held = await self.records.held(name)
             loss = await self.loss_of(held)
@@ -113,7 +113,7 @@ class OwnerLoss:
                 await self.recovery.go_on(held)
 
     async def loss_of(self, held: Held) -> Loss | None:
-        """Why the session's owner cannot have it any more; None while it can."""
+        """Return why the session's owner has lost it; None while it has not."""
         record = held.record
         if not record.live:
             return None
@@ -123,7 +123,7 @@ class OwnerLoss:
         if node is None:
             return Loss(f"the lease of {host} has ended")
         if node.record.incarnation != record.incarnation:
-            # A restarting daemon adopts its workers' sessions before it registers itself.
+            # A restarting daemon takes over its workers' sessions before it registers itself.
             fresh = await self.records.held(record.name)
             if fresh.record.incarnation != node.record.incarnation and fresh.record.owner == host:
                 return Loss(f"{host} was restarted without it")

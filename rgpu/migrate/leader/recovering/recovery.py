@@ -37,26 +37,26 @@ from rgpu.session.errors import (
 
 log = structlog.get_logger(__name__)
 
-#: Starts in a row for one loss; then the session waits for the next tick, or is given up.
+#: Tries in a row to start a session after one loss; then it waits for the next tick, or is given up.
 START_TRIES = 4
-#: Errors of a start that lie in what is restored, not in where.
+#: Errors of a start that are caused by the restored data, not by the place.
 CONTENT_ERRORS = (Corrupt, StoreError, DeviceError, RecoveryFailed)
 
 
 @dataclass
 class Attempt:
-    """What one recovery has learned so far. ``failure``: the loss to be answered; None once it is on record."""
+    """State of one recovery. ``failure``: the loss that caused it; None once it is on record."""
 
     why: str
     failure: Failure | None = None
     host: str | None = None
-    device: str | None = None  #: of that host, where one was chosen
+    device: str | None = None  #: device of ``host``, where one was chosen
     checkpoint: CheckpointName | None = None
     failed_hosts: set[str] = field(default_factory=set)
 
 
 class Recovery:
-    """Recovers one session at a time; the caller holds the session's lock."""
+    """Recovery of sessions, one at a time; the caller holds the session's lock."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands) -> None:
         self.term, self.records, self.commands = term, records, commands
@@ -64,10 +64,10 @@ class Recovery:
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
                   device: str | None = None, checkpoint: CheckpointName | None = None,
                   asked: bool = False) -> Held | None:
-        """The session runs again, or None: it waits for a place, or it was given up; its record says why.
+        """Bring a session back; return it, or None: it waits for a place or was given up, with the reason on record.
 
         A parked session is brought back in the same way; while there is no place it stays parked.
-        ``asked``: somebody waits for it; otherwise it is automation, which an operator may have paused.
+        ``asked``: a client waits for it; otherwise it is automation, which an operator may have paused.
 
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
@@ -93,7 +93,7 @@ class Recovery:
                     return None
                 placed = await self._place(held, attempt)
             except Conflict:
-                continue  # something came between: look again
+                continue  # another change was first: read again
             if placed is None:
                 return None
             running = await self._start(*placed, attempt)
@@ -105,7 +105,7 @@ class Recovery:
         return None
 
     async def returned(self, name: str) -> Held | None:
-        """The session, if its owner is back and still has it (it was only out of reach)."""
+        """Return the session, if its owner is back and still has it (it was only unreachable); else None."""
         held = await self.records.held(name)
         node = await self.records.node(held.record.owner)
         record = held.record
@@ -132,16 +132,16 @@ class Recovery:
         return held
 
     async def go_on(self, held: Held) -> None:
-        """Finish a start or a recovery that nobody finished; its owner may have done it after all."""
+        """Finish an interrupted start or recovery; its owner may have completed it meanwhile."""
         name, record = held.record.name, held.record
         if await self.returned(name) is None:
-            # Why it was lost, not why it waits: that is said anew by each attempt.
+            # The reason of the loss, not of the wait: each attempt records that anew.
             why = record.failures[-1].reason if record.failures else "its start was interrupted"
             await self.run(name, why, asked=record.state == "starting")
 
     # -- one start ----------------------------------------------------------------
     async def _place(self, held: Held, attempt: Attempt) -> tuple[Held, Node, Choice] | None:
-        """The record names another owner at epoch + 1, or the session waits."""
+        """Write another owner at epoch + 1 into the record and return it; None: the session waits."""
         old = held.record
         async with self.records.placing:
             try:
@@ -155,7 +155,7 @@ class Recovery:
                 raise
             except (Refused, NotFound) as error:
                 if old.parked is not None:
-                    return None  # it stays parked: the queue looks again
+                    return None  # it stays parked: the queue tries again
                 await self._wait(held, attempt, f"{attempt.why}; {error.message}")
                 return None
         fault("recovery.place.done")
@@ -176,7 +176,7 @@ class Recovery:
                                  reason=reason)
 
     async def _choose(self, held: Held, attempt: Attempt) -> Choice:
-        """The same device again if that is allowed and it has it; the best one otherwise."""
+        """Choose the same device again if that is allowed and possible, else the best one."""
         record, snapshot = held.record, await self.records.snapshot()
         failures = losses.count_failure(record, attempt.failure) if attempt.failure else record.failures
         forbidden = losses.barred(record, failures)
@@ -212,7 +212,7 @@ class Recovery:
             if await self._over(record.name, record.epoch):
                 return None
             raise error
-        except (StoreUnreachable, StoreDenied, StoreFull) as error:  # of that host's store, now: nothing is lost by it
+        except (StoreUnreachable, StoreDenied, StoreFull) as error:  # only that host's store fails: no data are lost
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
         except CONTENT_ERRORS as error:
@@ -230,13 +230,13 @@ class Recovery:
         return None
 
     async def _over(self, name: str, epoch: int) -> bool:
-        """Whether a node's refusal only says that the session moved on."""
+        """Whether a node refused only because the session's record has changed."""
         held = await self.records.find(name)
         return held is None or held.record.epoch != epoch
 
     # -- no start -------------------------------------------------------------------
     async def _wait(self, held: Held, attempt: Attempt, why: str) -> None:
-        """Nothing is lost while it waits: the epoch stays, and a returning owner goes on."""
+        """Have the session wait. Its epoch stays, so that a returning owner can continue."""
         if held.record.state == "recovering" and attempt.failure is None and held.record.reason == why:
             return
         await self.term.change(held.record.name, lambda h: ownership.lost(
@@ -253,5 +253,5 @@ class Recovery:
 
 
 def _warned(result: dict[str, Any]) -> str:
-    """What a start had to say about checkpoints that it could not use."""
+    """Return a start's warnings about checkpoints that it could not use."""
     return "".join(f"; {text}" for text in result.get("warnings") or [])[:2000]

@@ -1,4 +1,4 @@
-"""Unfinished work on record: after an election, and of sessions that wait, tried again ever more rarely."""
+"""Unfinished operations on record: resumed after an election; those of waiting sessions with growing intervals."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rgpu.session.errors import Conflict
 
 log = structlog.get_logger(__name__)
 
-#: A restarted daemon's record is deleted and made anew: so long a gap is no loss, s.
+#: Seconds: a shorter gap in a node's record is no loss, because a restarted daemon deletes it and makes it anew.
 LOSS_GRACE = 0.3
 CONFLICT_TRIES = 5
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a session that waits is tried again
 
 
 def patience(node_ttl: float, registered_for: float) -> float:
-    """Seconds that nodes which are missing at an election get to come back.
+    """Return the seconds that nodes which are missing at an election get to come back.
 
-    Their leases (of ``node_ttl`` s) ended because they died, or because the registry was away: then the leader's own
-    ended as well, and the time since it was made anew, ``registered_for`` s, is what they have had by now.
+    Their leases (of ``node_ttl`` s) ended because they died, or because the registry was unreachable. In the latter
+    case the leader's own lease ended as well, and they have had ``registered_for`` s since its renewal already.
     """
     return min(node_ttl, max(LOSS_GRACE, 2 * node_ttl - registered_for))
 
 
 class Resuming:
-    """See the module docstring.
+    """The leader's resuming of unfinished operations.
 
-    ``forget_parked``: has a node end the worker of a parked session. ``patience``: seconds that missing nodes get.
+    ``forget_parked``: has a node end the worker of a parked session. ``patience``: s that missing nodes get.
     """
 
     def __init__(self, term: Term, records: PoolRecords, locks: SessionLocks, tasks: TermTasks, moves: Moves,
@@ -47,7 +47,7 @@ class Resuming:
         self.term, self.records, self.locks, self.tasks = term, records, locks, tasks
         self.moves, self.owner_loss, self.recovery = moves, owner_loss, recovery
         self._forget_parked, self._patience = forget_parked, patience
-        self._retry: dict[str, tuple[float, float]] = {}  #: session: (not before, then wait so long)
+        self._retry: dict[str, tuple[float, float]] = {}  #: session: (not before, next interval)
 
     # -- after an election ------------------------------------------------------------
     async def resume_unfinished(self) -> None:
@@ -55,14 +55,14 @@ class Resuming:
         work = []
         for held in await self.records.sessions():
             name = held.record.name
-            if held.record.parked is not None:  # its worker may not have been told to go
+            if held.record.parked is not None:  # its worker may not have been ended
                 work.append(self.tasks.guarded(self._forget_parked(held), f"end of {name}'s worker"))
             if held.record.live:
                 work.append(self.tasks.guarded(self.resume(name, new_leader=True), f"resume {name}"))
         await asyncio.gather(*work)
 
     async def resume(self, name: str, new_leader: bool = False) -> None:
-        """Finish what is on record of one session. ``new_leader``: its node may be missing for a moment."""
+        """Finish the operation on record of one session. ``new_leader``: its node may be missing for a moment."""
         for _ in range(CONFLICT_TRIES):
             try:
                 return await self._resume_once(name, new_leader)
@@ -85,15 +85,15 @@ class Resuming:
             await asyncio.sleep(self._patience())
         await self.owner_loss.check(name)
 
-    # -- those that wait --------------------------------------------------------------
+    # -- waiting sessions -------------------------------------------------------------
     async def tick(self, sessions: list[Held]) -> bool:
-        """Try those that wait again; what two nodes' events did not tell is found here. Whether any waits."""
+        """Try waiting sessions again, also those whose loss no event reported; return whether any waits."""
         any_waits = False
         for held in sessions:
             name, record = held.record.name, held.record
             any_waits = any_waits or record.parked is not None or record.state == "recovering" or (
                 record.live and record.move is not None)
-            if record.parked is not None:  # nobody says when the node that it was on is heard again
+            if record.parked is not None:  # no event reports that its former node can be reached again
                 if self._due(name):
                     self.tasks.spawn(self._forget_parked(held), f"end of {name}'s worker")
                 continue
@@ -105,7 +105,7 @@ class Resuming:
         return any_waits
 
     def _due(self, name: str) -> bool:
-        """Whether a waiting session is tried again now: ever more rarely, until a node's news."""
+        """Whether a waiting session is tried again now: at growing intervals, until a node changes."""
         now = self.term.clock.monotonic()
         not_before, wait = self._retry.get(name, (0.0, FIRST_RETRY))
         if now < not_before:
@@ -114,5 +114,5 @@ class Resuming:
         return True
 
     def retry_all(self) -> None:
-        """Have sessions that wait tried with the next tick, however often that was in vain."""
+        """Have waiting sessions tried with the next tick, regardless of earlier failures."""
         self._retry.clear()

@@ -1,3 +1,3 @@
-"""What every decision of one leader's term is made with: records as read, decisions by compare-and-swap, fenced
-commands, locks, background work. It knows no verb and no session's story.
+"""Basis of every decision of one leader's term: records as read, decisions by compare-and-swap, fenced commands,
+locks, background work. It is independent of verbs and of the life cycle of sessions.
 """

@@ -1,4 +1,4 @@
-"""Commands to nodes, fenced by the term that they are of (OWNERSHIP 6)."""
+"""Commands to nodes, fenced by the leader's term (OWNERSHIP 6)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = structlog.get_logger(__name__)
 
 
 class FencedCommands:
-    """Commands that carry the term's revision, the session's epoch and an id. ``link``: how nodes are reached."""
+    """Sender of commands with the term's revision, the session's epoch and an id. ``link``: connection to nodes."""
 
     def __init__(self, link: NodeCommands, term: Term, records: PoolRecords) -> None:
         self._link, self._term, self._records = link, term, records
 
     async def tell(self, host: str, verb: str, args: dict[str, Any], *, epoch: int, timeout: float, tries: int = 1,
                    on_progress: Progress | None = None) -> dict[str, Any]:
-        """Have ``host`` do something; where the outcome is unknown it is repeated under the same id.
+        """Have ``host`` carry out a command; where the outcome is unknown it is repeated under the same id.
 
-        ``timeout``: of each try, s. ``tries``: in all. Raises as :meth:`NodeCommands.command`.
+        ``timeout``: of each try, s. ``tries``: number in all. Raises as :meth:`NodeCommands.command`.
         """
         command_id = self._term.new_id()
         while True:
@@ -39,7 +39,7 @@ class FencedCommands:
 
     async def suggest(self, host: str | None, verb: str, args: dict[str, Any], *, epoch: int,
                       timeout: float = 5.0) -> bool:
-        """Send a command that helps but decides nothing: whether it was done. Raises :class:`Fenced`."""
+        """Send a command on which nothing depends; return whether it was carried out. Raises :class:`Fenced`."""
         if not host or await self._records.node(host) is None:
             return False
         try:

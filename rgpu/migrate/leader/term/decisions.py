@@ -1,4 +1,4 @@
-"""One leader's term: its fencing token, its clock, and decisions made true by compare-and-swap."""
+"""One leader's term: its fencing token, its clock, and decisions written by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = structlog.get_logger(__name__)
 
 CONFLICT_TRIES = 10
 
-#: On whose word this task decides: each decision is signed with it. Empty: the pool does it by itself.
+#: User on whose request this task decides: each decision is signed with it. Empty: the pool decides on its own.
 acting: ContextVar[str] = ContextVar("acting", default="")
 
-#: Told of each decision and each move that ended: (``decision`` or ``move``, values); for figures.
+#: Called for each decision and each move that ended: (``decision`` or ``move``, values); for metrics.
 Observe = Callable[[str, dict[str, Any]], None]
 
 
@@ -36,21 +36,21 @@ class Clock(Protocol):
     """Source of the leader's times; tests bring their own."""
 
     def wall(self) -> float:
-        """Unix time, s: for records that people read."""
+        """Return Unix time, s: for records that people read."""
 
     def monotonic(self) -> float:
-        """Seconds: for durations."""
+        """Return monotonic seconds: for durations."""
 
 
 class SystemClock:
     """This host's clocks."""
 
     def wall(self) -> float:
-        """Unix time, s."""
+        """Return Unix time, s."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds since some moment."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
@@ -63,21 +63,21 @@ class Term:
         self._registry, self._records = registry, records
         self._ids, self._salt = itertools.count(1), secrets.token_hex(4)
         self._refusals = Refusals()
-        self.listeners: list[Callable[[], None]] = []  #: called after each decision that became true
+        self.listeners: list[Callable[[], None]] = []  #: called after each decision that was written
 
     @property
     def leader(self) -> Leader:
-        """The fencing token, with on whose word this task decides."""
+        """Fencing token, with the user on whose request this task decides."""
         actor = acting.get()
         return replace(self._leader, actor=actor[:MAX_TEXT]) if actor else self._leader
 
     def signature(self) -> dict[str, Any]:
-        """Return the fields by which a story says who decided."""
+        """Return the fields of a history entry that name leader and user."""
         leader = self.leader
         return {"leader": leader.revision, "actor": leader.actor}
 
     def new_id(self) -> str:
-        """Unlike any other command's or move's id."""
+        """Return a unique id for a command or a move."""
         return f"{self.leader.revision}-{self._salt}-{next(self._ids)}"
 
     async def leads(self) -> bool:
@@ -86,7 +86,7 @@ class Term:
         return found is not None and found[1].revision == self.leader.revision
 
     async def apply(self, decision: Decision) -> Held:
-        """Make a decision true.
+        """Write a decision.
 
         Raises :class:`Fenced` when another leader was elected, :class:`Conflict` when something
         that it was based on changed, :class:`UnknownOutcome`, :class:`PoolUnavailable`.
@@ -94,7 +94,7 @@ class Term:
         return (await self.apply_all([decision]))[0]
 
     async def apply_all(self, decisions: Sequence[Decision]) -> list[Held]:
-        """Make several true at once, or none. Raises as :meth:`apply`."""
+        """Write several decisions in one transaction, or none. Raises as :meth:`apply`."""
         compares = dict.fromkeys(one for decision in decisions for one in decision.compares)
         result = await txn_certain(self._registry, list(compares),
                                    [one for decision in decisions for one in decision.operations])
@@ -110,7 +110,7 @@ class Term:
         raise Conflict(f"{what}: the registry changed since it was read")
 
     async def change(self, name: str, decide: Callable[[Held], Decision]) -> Held:
-        """Read, decide, apply; again if something came between. Raises what ``decide`` raises."""
+        """Read, decide, apply; again after a conflict. Raises what ``decide`` raises."""
         for _ in range(CONFLICT_TRIES):
             try:
                 return await self.apply(decide(await self._records.held(name)))
@@ -120,7 +120,7 @@ class Term:
 
     async def write(self, subject: str, story: HistoryRecord, compares: list[Compare],
                     operations: list[Operation]) -> bool:
-        """Make a decision about no session's record true, with its story; False when something changed meanwhile.
+        """Write a decision that changes no session's record, with its history entry; return False after a conflict.
 
         Raises :class:`Fenced`, :class:`UnknownOutcome`, :class:`PoolUnavailable`.
         """
@@ -129,7 +129,7 @@ class Term:
         try:
             result = await txn_certain(self._registry, [fence, *compares], [*operations, Put(key, encode(story))])
         except NotFound:
-            return False  # the node's lease has ended this moment
+            return False  # the node's lease has just ended
         if not result.succeeded and self._another_was_elected(result):
             raise Fenced(f"{self.leader.host} leads no more: {story.decision} is not its to decide")
         if result.succeeded:
@@ -142,9 +142,9 @@ class Term:
             listener()
 
     async def note(self, decision: str, reason: str, *, session: str = "", host: str = "", user: str = "") -> None:
-        """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`.
+        """Write a history entry without a change of a record: a refusal, a loss. Raises :class:`Fenced`.
 
-        ``user``: whose it is, where no record of a session says so.
+        ``user``: the session's, where no record of a session names it.
         """
         log.info("decided", decision=decision, session=session, host=host, reason=reason)
         self.observe("decision", {"decision": decision})
@@ -162,7 +162,7 @@ class Term:
             raise Fenced(f"{self.leader.host} leads no more: {decision} is not its to write down")
 
     async def refused(self, error: RgpuError, *, session: str, user: str) -> None:
-        """Write down that a request was refused; not each of many (:mod:`.refusals`). Raises :class:`Fenced`."""
+        """Record a refused request in the history, within the limit of :mod:`.refusals`. Raises :class:`Fenced`."""
         line = self._refusals.line(user, error.message, self.clock.monotonic())
         if line:
             await self.note("refuse", line, session=session, user=user)

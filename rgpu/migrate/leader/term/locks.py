@@ -1,4 +1,4 @@
-"""Locks of sessions: operations on one session follow each other, different sessions do not wait."""
+"""Locks of sessions: operations on one session are serialised, different sessions do not wait for each other."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class SessionLocks:
         self._checkpoints: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def session(self, name: str) -> asyncio.Lock:
-        """Lock of whatever changes the session's record."""
+        """Return the lock for changes of the session's record."""
         return self._sessions[name]
 
     def checkpoint(self, name: str) -> asyncio.Lock:
-        """Lock of a checkpoint that is being written."""
+        """Return the lock for writing a checkpoint of the session."""
         return self._checkpoints[name]
 
     def busy(self, name: str) -> bool:
-        """Whether something is being done with the session."""
+        """Whether an operation on the session is under way."""
         return name in self._sessions and self._sessions[name].locked()

@@ -1,7 +1,7 @@
-"""How often a loop of the leader looks: each second while something waits or was decided, else every few seconds.
+"""Intervals of the leader's loops: one second while something waits or was decided, else a few seconds.
 
-What a loop of the leader waits for is mostly decided by this leader, or told to it. The looks in between are for what
-nobody tells; with nothing under way they are rare, so that an idle pool's leader costs next to nothing.
+Most events that a loop waits for are decided by this leader or reported to it. The checks in between find changes
+without a report; with nothing under way they are rare, so that the leader of an idle pool takes little processor time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Pace:
         self._timer: asyncio.TimerHandle | None = None
 
     def now(self) -> None:
-        """End the pause at once: what came may be what the loop waits for."""
+        """End the pause at once, because of an event that the loop may wait for."""
         self._due.set()
 
     def soon(self) -> None:
-        """End the pause within :data:`OFTEN_SECONDS`: something was decided, however often in that time."""
+        """End the pause within :data:`OFTEN_SECONDS`, once for all decisions in that time."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(OFTEN_SECONDS, self._over)
 
@@ -34,7 +34,7 @@ class Pace:
         self._due.set()
 
     async def pause(self, waiting: bool) -> None:
-        """Wait until the next look. ``waiting``: something is under way or wants to be tried again."""
+        """Wait until the next check. ``waiting``: an operation is under way or is to be tried again."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._due.wait(), OFTEN_SECONDS if waiting else RARE_SECONDS)
         self._due.clear()

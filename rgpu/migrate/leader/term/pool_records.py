@@ -1,4 +1,4 @@
-"""The registry's records as the leader reads them, and the places that it keeps for sessions about to come."""
+"""The leader's reads of the registry's records, and the places that it reserves for sessions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rgpu.session.errors import Corrupt, NotFound
 
 
 class PoolRecords:
-    """Reads of sessions, nodes and the pool's settings. Each raises :class:`PoolUnavailable`."""
+    """Reader of sessions, nodes and the pool's settings. Each read raises :class:`PoolUnavailable`."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        #: Held from the snapshot that a place is chosen by until the record that promises it.
+        #: Held from the snapshot by which a place is chosen until the record that promises it is written.
         self.placing = asyncio.Lock()
-        #: Places kept for sessions that are about to come, by (session, for what). In memory: only the leader places,
-        #: and what a next leader finds is on record (moves that have begun) or is planned anew.
+        #: Places reserved for sessions, by (session, purpose). In memory only: no other process places sessions, and
+        #: a next leader reads moves that have begun from the records, and plans anew.
         self.reserved: dict[tuple[str, str], tuple[Claim, ...]] = {}
         self._sessions = Decoded("a session's", _held)
         self._nodes = Decoded("a node's", lambda entry: decode(entry.value, NodeRecord, entry.key))
@@ -30,35 +30,35 @@ class PoolRecords:
         self._kept = Kept()
 
     async def held(self, name: str) -> Held:
-        """A session's record. Raises :class:`NotFound`, :class:`Corrupt`."""
+        """Return a session's record. Raises :class:`NotFound`, :class:`Corrupt`."""
         found = await self.find(name)
         if found is None:
             raise NotFound(f"no session is called {name}", session=name)
         return found
 
     async def find(self, name: str) -> Held | None:
-        """A session's record, if there is one. Raises :class:`Corrupt`."""
+        """Return a session's record; None: there is none. Raises :class:`Corrupt`."""
         entry = await self._registry.get(session_key(name))
         return None if entry is None else _held(entry)
 
     async def node(self, host: str | None) -> Node | None:
-        """A living node; None when no lease holds its record."""
+        """Return a living node; None when it has no record."""
         entry = await self._registry.get(node_key(host)) if host else None
         return None if entry is None else Node(decode(entry.value, NodeRecord, entry.key), entry.create_revision)
 
     async def sessions(self) -> list[Held]:
-        """All that can be read; one damaged record does not stop the others."""
+        """Return all sessions that can be read; damaged records are left out."""
         return list(await self._all_sessions())
 
     async def _all_sessions(self) -> tuple[Held, ...]:
         return self._sessions.read((await self._registry.list(SESSIONS)).entries)
 
     async def nodes(self) -> tuple[NodeRecord, ...]:
-        """Nodes whose lease holds; one damaged record does not stop the others."""
+        """Return the nodes with a valid lease; damaged records are left out."""
         return self._nodes.read((await self._registry.list(NODES)).entries)
 
     async def snapshot(self) -> Snapshot:
-        """The pool now. What is asked about it is answered from what was remembered of the pool before."""
+        """Return the pool now, with the decider that keeps its arrays between snapshots."""
         nodes, sessions = await self.nodes(), await self._all_sessions()
         if self._records[0] is not sessions:
             self._records = sessions, tuple(held.record for held in sessions)
@@ -66,16 +66,17 @@ class PoolRecords:
         return Snapshot(nodes, self._records[1], reserved, decider=self._kept)
 
     async def unchanged(self, seen: Snapshot) -> bool:
-        """Whether what was decided on ``seen`` may be taken for granted now. The caller holds ``placing``.
+        """Whether a decision on the snapshot ``seen`` is still valid. The caller holds ``placing``.
 
-        Nobody was placed, moved or promised anything meanwhile, and no device came, went or changed its health.
+        It is if no session was placed, moved or promised a place since, and no device was added, removed or changed
+        its health.
         """
         now = await self.snapshot()
         return (now.sessions is seen.sessions or now.sessions == seen.sessions) and now.reserved == seen.reserved \
             and _offered(now.nodes) == _offered(seen.nodes)
 
     async def paused(self) -> str | None:
-        """Why automation begins nothing now; None while it may."""
+        """Return why automation begins nothing now; None while it may."""
         entry = await self._registry.get(POOL)
         if entry is None:
             return None
@@ -84,7 +85,7 @@ class PoolRecords:
 
 
 def _offered(nodes: tuple[NodeRecord, ...]) -> list[tuple[object, ...]]:
-    """What the nodes offer, without what they only tell people (free memory)."""
+    """Return the nodes' devices and states, without the values that are only for people (free memory)."""
     return [(node.host, node.incarnation, node.state,
              *((device.device, device.healthy, device.memory) for device in node.devices)) for node in nodes]
 

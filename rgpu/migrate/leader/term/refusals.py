@@ -1,7 +1,7 @@
-"""The bound on what refused requests leave in the history: who asks again and again makes a few lines. Pure.
+"""Limit on history entries for refused requests, so that repeated requests leave only a few. Pure.
 
-Of each user :data:`MOST` refusals within :data:`WINDOW` seconds are written down; of those that follow the next line
-that is written says how many they were. The audit log has each of them, and folds repetitions itself.
+For each user :data:`MOST` refusals within :data:`WINDOW` seconds are recorded; the next entry
+contains the number of those that were left out. The audit log has each of them, and folds repetitions itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 MOST, WINDOW = 20, 60.0
-USERS = 4096  #: that are remembered; the one heard of longest ago is forgotten
+USERS = 4096  #: users that are remembered; the one with the oldest refusal is forgotten
 
 
 @dataclass(slots=True)
@@ -21,13 +21,13 @@ class _Window:
 
 
 class Refusals:
-    """See the module docstring. ``now`` in seconds of one clock."""
+    """Counter of refusals by user. ``now`` in seconds of one clock."""
 
     def __init__(self) -> None:
         self._users: OrderedDict[str, _Window] = OrderedDict()
 
     def line(self, user: str, reason: str, now: float) -> str:
-        """Return what is written for a refusal; empty for nothing."""
+        """Return the text to record for a refusal; empty: it is left out."""
         window = self._users.pop(user, None) or _Window(now)
         self._users[user] = window
         while len(self._users) > USERS:

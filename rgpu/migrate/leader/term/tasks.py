@@ -1,4 +1,4 @@
-"""Background work of one term: its errors are logged, and being fenced ends the term."""
+"""Background work of one term: errors are logged, and :class:`Fenced` ends the term."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TermTasks:
         self._fenced: asyncio.Future[None] | None = None
 
     async def run(self, *loops: Work, behind: dict[str, Work]) -> None:
-        """Run ``loops`` until cancelled, with all that is spawned. Raises :class:`Fenced`, and what a loop raises.
+        """Run ``loops`` and spawned tasks until cancelled. Raises :class:`Fenced`, and what a loop raises.
 
-        ``behind``: background work by name, begun once the loops have begun, so that no change falls between what the
-        one looks at and where the other looks on from.
+        ``behind``: background work by name, begun once the loops have begun, so that no change is missed between its
+        reads and theirs.
         """
         self._fenced = asyncio.get_running_loop().create_future()
         running = [*map(asyncio.ensure_future, loops), self._fenced]

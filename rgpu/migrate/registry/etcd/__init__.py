@@ -1,1 +1,1 @@
-"""The registry in etcd: addresses, calls, watches. It knows keys and values, and nothing of what they mean."""
+"""The registry in etcd: addresses, calls, watches. Keys and values have no meaning here."""

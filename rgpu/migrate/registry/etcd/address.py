@@ -1,5 +1,5 @@
-"""``etcd://HOST:PORT[,HOST:PORT…]/PREFIX?OPTIONS``: where an etcd registry is, and how it is spoken to. Pure but for
-reading the files that it names."""
+"""Address of an etcd registry and of how to connect to it: ``etcd://HOST:PORT[,HOST:PORT…]/PREFIX?OPTIONS``. Pure but
+for reading the files that it names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}(/[A-Za-z0-9._-]{1,64}){0,7}")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """``endpoints``: HOST:PORT each. ``timeout``: seconds that one request may take, all members together."""
+    """Parsed address. ``endpoints``: HOST:PORT each. ``timeout``: seconds for one request, all members together."""
 
     endpoints: tuple[str, ...]
     prefix: str = DEFAULT_PREFIX
@@ -31,7 +31,7 @@ class EtcdAddress:
     ca: str = ""
     cert: str = ""
     key: str = ""
-    server_name: str = ""  #: the name in the servers' certificates, if it is not the one they are called by
+    server_name: str = ""  #: the name in the servers' certificates, if other than in ``endpoints``
     user: str = ""
     password_file: str = ""
     timeout: float = DEFAULT_TIMEOUT
@@ -41,7 +41,7 @@ class EtcdAddress:
         return _secret(self.password_file).decode(errors="replace").split("\n", 1)[0].rstrip("\r")
 
     def certificates(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """(authority, key, certificate) as gRPC takes them; no authority: the system's.
+        """Return (authority, key, certificate) for gRPC; no authority: the system's.
 
         Raises :class:`AuthenticationFailed`, :class:`Refused`.
         """
@@ -49,16 +49,16 @@ class EtcdAddress:
         return authority, _secret(self.key) if self.key else None, _content(self.cert) if self.cert else None
 
     def __str__(self) -> str:
-        """For messages: without options."""
+        """Return the address without options, for messages."""
         return f"etcd://{','.join(self.endpoints)}/{self.prefix}"
 
 
 def parse(text: str) -> EtcdAddress:
-    """Raises :class:`UsageError` with what is wrong, :class:`Refused` for a password that would go in clear."""
+    """Parse an address. Raises :class:`UsageError` with the error, :class:`Refused` for a password without TLS."""
     try:
         scheme, _, rest = text.partition("://")
         hosts = re.split("[/?#]", rest, maxsplit=1)[0]
-        # Several hosts are no URL: newer Pythons refuse brackets behind the first of them.
+        # Several hosts are not a valid URL: newer Pythons refuse brackets after the first of them.
         parts = urlsplit(f"{scheme}://{'hosts' if hosts else ''}{rest[len(hosts):]}")
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
@@ -140,7 +140,7 @@ def _content(path: str) -> bytes:
 
 
 def _secret(path: str) -> bytes:
-    """A file that only its owner may read."""
+    """Return the content of a file that only its owner may read."""
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

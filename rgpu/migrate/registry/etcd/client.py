@@ -1,16 +1,16 @@
-"""Requests to the members of an etcd cluster: which one, how long, and what a failure means.
+"""Requests to the members of an etcd cluster: choice of the member, deadlines, and the meaning of failures.
 
-* One channel for each member. A member that fails, or keeps us waiting, is left
-  for the next one; gRPC's own choice among several addresses stays with a member
-  that is frozen, because its connection lives.
-* Every request has a deadline. What only reads is asked again, elsewhere, until
-  then; what changes something is sent once, and only on a connection that stands:
+* One channel for each member. After a failure or a timeout of a member the next one is
+  used; gRPC's own choice among several addresses stays with a member
+  that is frozen, because its connection is open.
+* Every request has a deadline. A request that only reads is repeated, at other members, until
+  then; a request that changes something is sent once, and only on an established connection:
   "not sent" is :class:`PoolUnavailable`, "sent and not answered"
   :class:`UnknownOutcome`, and the caller reads it back.
-* ``hasleader``: a member that is cut off from the majority says so at once, and
+* ``hasleader``: a member that is cut off from the majority returns an error at once, and
   ends its watches, instead of waiting.
-* Tokens of user authentication end, and die with their member: a request refused
-  for its token has done nothing, and is sent again with a new one.
+* Tokens of user authentication expire, and are lost with their member: a request refused
+  for its token has changed nothing, and is sent again with a new one.
 
 Used from one event loop.
 """
@@ -35,24 +35,24 @@ log = structlog.get_logger(__name__)
 
 MAX_MESSAGE = 64 << 20  #: bytes received; a page of the largest records that the pool writes is below it
 PAUSE = 0.05  #: seconds between two members
-TOKENS = 3  #: new tokens for one request
+TOKENS = 3  #: most new tokens for one request
 
 _CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),  # etcd's servers allow one each 5 s
+    ("grpc.keepalive_time_ms", 10_000),  # etcd's servers allow one every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),  # also the time that an attempt to connect gets
+    ("grpc.min_reconnect_backoff_ms", 500),  # also the time limit of an attempt to connect
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.enable_retries", 0),  # nothing is repeated behind our back
+    ("grpc.enable_retries", 0),  # gRPC repeats nothing: this module does
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class EtcdFault(Exception):
-    """A definite answer of etcd that the caller gives its meaning: ``fault`` is one of NO_LEASE, LEASE_EXISTS,
+    """Definite error answer of etcd, to be interpreted by the caller: ``fault`` is one of NO_LEASE, LEASE_EXISTS,
     COMPACTED, FUTURE, INVALID. Never leaves this package."""
 
     def __init__(self, found: Fault, details: str) -> None:
@@ -61,7 +61,7 @@ class EtcdFault(Exception):
 
 
 class _Member:
-    """One member's channel and its methods."""
+    """Channel of one member, with its methods."""
 
     def __init__(self, endpoint: str, rpc: etcd_rpc.Rpc, channel: Any) -> None:
         self.endpoint = endpoint
@@ -75,7 +75,7 @@ class _Member:
         return self._methods[name]
 
     async def connected(self, seconds: float) -> bool:
-        """Whether a connection stands, after at most that time."""
+        """Whether a connection is established, after at most that time."""
         import grpc
 
         states = grpc.ChannelConnectivity
@@ -90,10 +90,12 @@ class _Member:
 
 
 class EtcdClient:
-    """See the module docstring. ``breaks`` counts connections lost and answers missed."""
+    """Client of one cluster (see the module docstring). ``breaks`` counts lost connections and missing answers."""
 
     def __init__(self, address: EtcdAddress) -> None:
-        """Raises :class:`UsageError` without gRPC and etcd3, :class:`AuthenticationFailed`, :class:`Refused`."""
+        """Make the channels. Raises :class:`UsageError` without gRPC and etcd3, :class:`AuthenticationFailed`,
+        :class:`Refused`.
+        """
         self.rpc = etcd_rpc.load()
         self.address = address
         self.closed = False
@@ -102,10 +104,10 @@ class EtcdClient:
         self._authenticating = asyncio.Lock()
         channels = _channels(address)
         self._members = [_Member(endpoint, self.rpc, channel) for endpoint, channel in channels.items()]
-        self._at = random.randrange(len(self._members))  # nodes spread over the members
+        self._at = random.randrange(len(self._members))  # spreads the nodes over the members
 
     async def call(self, name: str, request: Any, *, change: bool = False, timeout: float | None = None) -> Any:
-        """The response to ``"KV.Range"`` and the like. ``timeout``: seconds, all members together.
+        """Return the response to a method such as ``"KV.Range"``. ``timeout``: seconds, all members together.
 
         Raises :class:`PoolUnavailable` (nothing was changed), :class:`UnknownOutcome` (only with ``change``),
         :class:`AuthenticationFailed`, :class:`EtcdFault`.
@@ -126,7 +128,7 @@ class EtcdClient:
             except asyncio.CancelledError:
                 self._check_open()
                 raise
-            except Exception as error:  # noqa: BLE001 - sorted below; what is no failure of gRPC goes on
+            except Exception as error:  # noqa: BLE001 - sorted below; other errors than gRPC's are raised again
                 found, details = self._sort(error)
                 tokens += found is Fault.TOKEN
                 if found is Fault.TOKEN and tokens > TOKENS:
@@ -138,7 +140,7 @@ class EtcdClient:
                     await asyncio.sleep(PAUSE)
 
     async def _once(self, member: _Member, name: str, request: Any, seconds: float, metadata: Any) -> Any:
-        """One request to one member; of a method with streams, one message and its answer."""
+        """Send one request to one member; for a streaming method, one message, and read its answer."""
         call = member.method(name)
         if not name.startswith("Lease.LeaseKeepAlive"):
             return await call(request, timeout=seconds, metadata=metadata)
@@ -153,11 +155,11 @@ class EtcdClient:
             stream.cancel()
 
     def _sort(self, error: Exception) -> tuple[Fault, str]:
-        """What a failure means. Raises it again when it is none of gRPC."""
+        """Return the meaning of a failure, with its details. Raises it again when it is not one of gRPC."""
         import grpc
 
         self._check_open()
-        if isinstance(error, asyncio.InvalidStateError | grpc.aio.UsageError):  # the stream broke while we wrote
+        if isinstance(error, asyncio.InvalidStateError | grpc.aio.UsageError):  # the stream broke during a write
             return Fault.UNKNOWN, str(error)
         if not isinstance(error, grpc.aio.AioRpcError):
             raise error
@@ -165,7 +167,7 @@ class EtcdClient:
         return fault(error.code().name, details), details
 
     def _raise(self, found: Fault, details: str, member: _Member, changed: bool) -> None:
-        """Raise what ends the request; return where another try is right."""
+        """Raise the error that ends the request; return where another try is allowed."""
         if found is Fault.TOKEN:
             self._token = None
         elif found is Fault.DENIED:
@@ -182,7 +184,7 @@ class EtcdClient:
             raise EtcdFault(found, details)
 
     async def _reach(self, until: float, reasons: dict[str, str]) -> _Member:
-        """A member with a connection. Raises :class:`PoolUnavailable` when ``until`` (loop's clock) passes first."""
+        """Return a connected member. Raises :class:`PoolUnavailable` when ``until`` (loop's clock) passes first."""
         share = self.address.timeout / (2 * len(self._members))
         while True:
             self._check_open()
@@ -198,14 +200,14 @@ class EtcdClient:
             await asyncio.sleep(PAUSE)
 
     def leave(self, endpoint: str) -> None:
-        """Go to the next member, unless somebody has gone there already."""
+        """Switch to the next member, unless another request has done so already."""
         if self._members[self._at].endpoint == endpoint:
             self.breaks += 1
             self._at = (self._at + 1) % len(self._members)
 
     @asynccontextmanager
     async def stream(self, name: str) -> AsyncIterator[tuple[Any, str]]:
-        """An open stream, and the member it goes to. Raises as :meth:`call`; failures on the stream are gRPC's."""
+        """Yield an open stream and its member. Raises as :meth:`call`; failures on the stream are gRPC's."""
         until = asyncio.get_running_loop().time() + self.address.timeout
         member = await self._reach(until, {})
         try:
@@ -222,7 +224,7 @@ class EtcdClient:
             call.cancel()
 
     def forget_token(self) -> None:
-        """The next request authenticates anew."""
+        """Have the next request authenticate anew."""
         self._token = None
 
     async def _metadata(self, member: _Member, seconds: float) -> tuple[tuple[str, str], ...]:
@@ -235,7 +237,7 @@ class EtcdClient:
         return (leader, ("token", self._token)) if self._token else (leader,)
 
     async def _authenticate(self, member: _Member, seconds: float) -> str:
-        """A token; "" where etcd has authentication switched off."""
+        """Return a token; "" where etcd has authentication switched off."""
         import grpc
 
         request = self.rpc.AuthenticateRequest(name=self.address.user, password=self.address.password())
@@ -254,7 +256,7 @@ class EtcdClient:
             raise PoolUnavailable(f"the registry at {self.address} is closed")
 
     async def close(self) -> None:
-        """Requests and streams under way end with :class:`PoolUnavailable`."""
+        """Close the channels; requests and streams under way end with :class:`PoolUnavailable`."""
         self.closed = True
         for member in self._members:
             await member.channel.close()

@@ -1,8 +1,8 @@
-"""Between the registry's terms and etcd's messages, and what etcd's errors mean. Pure.
+"""Conversion between the registry's types and etcd's messages, and the meaning of etcd's errors. Pure.
 
 Entries live below ``PREFIX/pool/``; ``PREFIX/identity`` names the data: etcd's
 own cluster id is computed from the members' first configuration, so that an
-etcd which was wiped, or restored from a backup, has it again.
+etcd which was wiped, or restored from a backup, has the same id again.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ PAGE = 1000  #: entries in one answer of a listing
 
 
 class Keys:
-    """Names of entries as etcd's keys, and back."""
+    """Conversion of names of entries to etcd's keys, and back."""
 
     def __init__(self, prefix: str) -> None:
         self.identity = f"{prefix}/identity".encode()
         self._base = f"{prefix}/pool/".encode()
 
     def outer(self, key: str) -> bytes:
-        """Return a key as etcd knows it: below the pool's prefix."""
+        """Return a key as etcd's: below the pool's prefix."""
         return self._base + key.encode()
 
     def inner(self, key: bytes) -> str:
-        """A key that is no UTF-8 (nobody of ours wrote it) stays visible and is nobody's name."""
+        """Return the name of etcd's key. One that is not UTF-8 (written by another program) stays visible, escaped."""
         return key[len(self._base):].decode(errors="backslashreplace")
 
     def span(self, prefix: str) -> tuple[bytes, bytes]:
-        """First key and end (not included) of all that begin with ``prefix``."""
+        """Return the first key and the end (not included) of all keys that begin with ``prefix``."""
         begin = self.outer(prefix)
         return begin, successor(begin)
 
 
 def successor(prefix: bytes) -> bytes:
-    """The first key after all that begin with ``prefix``; etcd's sign for "no end" if there is none."""
+    """Return the first key after all that begin with ``prefix``; etcd's value for "no end" if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
 
@@ -51,7 +51,7 @@ def entry(keys: Keys, kv: Any) -> Entry:
 
 
 def txn_request(rpc: Rpc, keys: Keys, compares: Sequence[Compare], operations: Sequence[Operation]) -> Any:
-    """The transaction; where a compare fails, it reads what the compared keys hold at that same moment."""
+    """Make the transaction; where a compare fails, it reads the compared keys at the same revision."""
     looked_at = dict.fromkeys(keys.outer(compare.key) for compare in compares)
     return rpc.TxnRequest(
         compare=[_compare(rpc, keys, compare) for compare in compares],
@@ -89,7 +89,7 @@ def txn_result(keys: Keys, compares: Sequence[Compare], response: Any) -> TxnRes
 
 
 def changes(keys: Keys, events: Iterable[Any]) -> list[Change]:
-    """Events in etcd's order to one change for each revision. A batch never ends within a revision."""
+    """Group events in etcd's order into one change for each revision. A batch never ends within a revision."""
     grouped: dict[int, list[Event]] = {}
     for event in events:
         put = event.type == 0
@@ -99,7 +99,7 @@ def changes(keys: Keys, events: Iterable[Any]) -> list[Change]:
 
 
 class Fault(Enum):
-    """What the failure of a request means for its sender."""
+    """Meaning of a failed request for its sender."""
 
     ELSEWHERE = "nothing was done; another member, or this one later, may do it"
     UNKNOWN = "a change may have been made or not"
@@ -116,13 +116,13 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A text of an etcd error, and what it means."""
+    """Text of an etcd error, and its meaning."""
 
-    text: str  #: in the error's details
+    text: str  #: contained in the error's details
     fault: Fault
 
 
-#: etcd's own errors by their text (etcd-io/etcd, etcdserver/api/v3rpc/rpctypes/error.go): codes are shared by too many.
+#: etcd's own errors by their text (etcd-io/etcd, etcdserver/api/v3rpc/rpctypes/error.go): their codes are ambiguous.
 RULES = (
     Rule("requested lease not found", Fault.NO_LEASE),
     Rule("lease already exists", Fault.LEASE_EXISTS),
@@ -136,14 +136,14 @@ RULES = (
     Rule("permission denied", Fault.DENIED),
     Rule("user name is empty", Fault.DENIED),
     Rule("user name not found", Fault.DENIED),
-    # Said before anything is proposed to the cluster.
+    # Returned before anything is proposed to the cluster.
     Rule("no leader", Fault.ELSEWHERE),
     Rule("too many requests", Fault.ELSEWHERE),
     Rule("not supported for learner", Fault.ELSEWHERE),
-    # gRPC's own, said before anything is sent.
+    # gRPC's own, returned before anything is sent.
     Rule("failed to connect to all addresses", Fault.ELSEWHERE),
     Rule("DNS resolution failed", Fault.ELSEWHERE),
-    # A corrupt member refuses everything; the others go on.
+    # A corrupt member refuses every request; the others still answer.
     Rule("corrupt cluster", Fault.ELSEWHERE),
 )
 
@@ -152,7 +152,7 @@ _INVALID = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEM
 
 
 def fault(code: str, details: str) -> Fault:
-    """``code``: the name of the gRPC status. What nobody knows here is taken for unknown, never for failed."""
+    """Return the meaning of an error. ``code``: name of the gRPC status. An unlisted one is unknown, never failed."""
     for rule in RULES:
         if rule.text in details:
             return rule.fault

@@ -1,7 +1,7 @@
-"""The registry in etcd: one truth for a pool of many hosts.
+"""The registry in etcd, for a pool of many hosts.
 
-What etcd does by itself (revisions, transactions, leases, linearizable reads)
-is passed through; see :mod:`.client` for members, deadlines and unknown
+The functions of etcd itself (revisions, transactions, leases, linearizable reads)
+are passed through; see :mod:`.client` for members, deadlines and unknown
 outcomes, :mod:`.watch` for watches, :mod:`.messages` for the layout.
 """
 
@@ -54,11 +54,11 @@ class EtcdRegistry:
 
     @property
     def mistrust(self) -> str:
-        """Why nothing is decided by this registry: it went back. Empty while it is believed."""
+        """Reason to refuse every request: the registry went back. Empty while it is trusted."""
         return self._guard.reason
 
     def believe(self, cluster: str, revision: int) -> None:
-        """Take these data for the pool's from now on (:meth:`rgpu.migrate.registry.guard.Guard.believe`).
+        """Accept these data as the pool's from now on (:meth:`rgpu.migrate.registry.guard.Guard.believe`).
 
         Watches end with :class:`Compacted`: they wait for revisions of other data.
         """
@@ -68,16 +68,16 @@ class EtcdRegistry:
             watch.void = True
 
     def distrust(self, reason: str) -> None:
-        """Decide nothing by it any more (:meth:`rgpu.migrate.registry.guard.Guard.distrust`)."""
+        """Refuse every request from now on (:meth:`rgpu.migrate.registry.guard.Guard.distrust`)."""
         self._guard.distrust(reason)
         self._verified = -1
 
     @classmethod
     async def open(cls, address: EtcdAddress | str, seen: Path | None = None, *,
                    doubtful: bool = False) -> EtcdRegistry:
-        """``seen``: the file in which this host remembers the registry (:mod:`rgpu.migrate.registry.guard`).
+        """Open the registry. ``seen``: the file in which this host records it (:mod:`rgpu.migrate.registry.guard`).
 
-        ``doubtful``: one that went back is opened too; :attr:`mistrust` says so, and whatever is asked of it fails.
+        ``doubtful``: one that went back is opened too; :attr:`mistrust` gives the reason, and every request fails.
         Raises :class:`UsageError`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`Refused`,
         :class:`Corrupt`.
         """
@@ -100,12 +100,12 @@ class EtcdRegistry:
         return (await self.read(key))[0]
 
     async def read(self, key: str) -> tuple[Entry | None, int]:
-        """:meth:`get`, and the registry's revision at that moment."""
+        """Return the entry as :meth:`get` does, and the registry's revision at that moment."""
         answer = await self._range(key=self._keys.outer(key))
         return (entry(self._keys, answer.kvs[0]) if answer.kvs else None), int(answer.header.revision)
 
     async def list(self, prefix: str) -> Listing:
-        """List in pages, all of the first one's revision; from the start if that is compacted meanwhile."""
+        """List in pages, all at the first one's revision; from the start if that is compacted meanwhile."""
         while True:
             try:
                 return await self._pages(prefix)
@@ -161,7 +161,7 @@ class EtcdRegistry:
         try:
             await self._client.call("KV.Compact", self._rpc.CompactionRequest(revision=revision))
         except EtcdFault as error:
-            if error.fault is not Fault.COMPACTED:  # which it is already
+            if error.fault is not Fault.COMPACTED:  # compacted already
                 raise _unexpected(error) from error
 
     # -- leases -------------------------------------------------------------------
@@ -172,7 +172,7 @@ class EtcdRegistry:
         if not 0.05 <= ttl <= 86400:
             raise ValueError(f"a lease of {ttl} s; 0.05 s to a day allowed")
         await self._verify()
-        # The number is ours, so that a grant whose answer was lost can be asked for again: no lease leaks.
+        # The id is chosen here, so that a grant whose answer was lost can be repeated: no lease leaks.
         request = self._rpc.LeaseGrantRequest(TTL=math.ceil(ttl), ID=secrets.randbits(62) + 1)
         try:
             await self._client.call("Lease.LeaseGrant", request)
@@ -182,7 +182,7 @@ class EtcdRegistry:
         return int(request.ID)
 
     async def keepalive(self, lease: int, timeout: float | None = None) -> float:
-        """``timeout``: seconds, instead of the address's."""
+        """Renew a lease; return the seconds granted. ``timeout``: seconds, instead of the address's."""
         try:
             answer = await self._client.call("Lease.LeaseKeepAlive", self._rpc.LeaseKeepAliveRequest(ID=lease),
                                              timeout=timeout)
@@ -218,11 +218,11 @@ class EtcdRegistry:
         self._guard.save()
         await self._client.close()
 
-    # -- whose data this is -------------------------------------------------------
+    # -- identity of the data -----------------------------------------------------
     async def _verify(self) -> None:
-        """Read who answers, at the start and after every break: etcd may have been replaced meanwhile.
+        """Read the data's identity, at the start and after every break: etcd may have been replaced meanwhile.
 
-        Raises :class:`PoolUnavailable` when it was, each time.
+        Raises :class:`PoolUnavailable` when it was, at every call.
         """
         if self._verified == self._client.breaks:
             return
@@ -237,30 +237,30 @@ class EtcdRegistry:
                 self._verified = breaks
 
     def _look(self, answer: Any, floor: int | None = None) -> None:
-        """Raises :class:`PoolUnavailable` when the registry went back."""
+        """Check the revision of an answer. Raises :class:`PoolUnavailable` when the registry went back."""
         header = answer.header
         try:
             self._guard.check(f"{header.cluster_id:016x}-{self._name}", int(header.revision), floor)
         except PoolUnavailable:
-            self._verified = -1  # until it says otherwise, every request asks who answers first
+            self._verified = -1  # every request reads the identity first, until it is the expected one
             raise
 
     async def _give_name(self) -> None:
-        """Give new data their name; of two that try, one does, and both read it afterwards."""
+        """Give new data their identity; of two nodes that try, one succeeds, and both read it afterwards."""
         rpc, key = self._rpc, self._keys.identity
         request = rpc.TxnRequest(
             compare=[rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=0)],
             success=[rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=secrets.token_hex(8).encode()))])
-        await self._client.call("KV.Txn", request)  # not a change that anybody must know of: it is read
+        await self._client.call("KV.Txn", request)  # the outcome need not be known: the identity is read next
 
 
 class EtcdLeases:
-    """Keep-alives for a process without an event loop: the lease keeper."""
+    """Keep-alives for the lease keeper, a process without an event loop."""
 
     TIMEOUT = 1.0  #: seconds for one renewal, all members together: a lease of 5 s is renewed each 1.3 s
 
     def __init__(self, address: str) -> None:
-        """Raises as :meth:`EtcdRegistry.open`."""
+        """Open the registry. Raises as :meth:`EtcdRegistry.open`."""
         self._loop = asyncio.new_event_loop()
         try:
             self._registry = self._loop.run_until_complete(EtcdRegistry.open(address))
@@ -269,7 +269,7 @@ class EtcdLeases:
             raise
 
     def keepalive(self, lease: int) -> float:
-        """Seconds now granted. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
+        """Renew a lease; return the seconds granted. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
         return self._loop.run_until_complete(self._registry.keepalive(lease, self.TIMEOUT))
 
     def close(self) -> None:

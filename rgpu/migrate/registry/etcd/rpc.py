@@ -1,4 +1,4 @@
-"""Access to etcd's messages and methods, out of the package ``etcd3``.
+"""Access to etcd's messages and methods, from the package ``etcd3``.
 
 ``etcd3`` 0.12.0 is of 2020: the modules that protoc generated for it build
 descriptors in a way that protobuf refuses since version 4 ("Descriptors cannot
@@ -9,9 +9,9 @@ pool of its own: nothing global changes, and no other package's etcd messages
 can collide with these.
 
 Nothing else of the package is used: its watcher spins while the server is down
-and never resumes, its reads know no revision and no limit, and it has one
-endpoint. The stubs are a line for each method, so they are made here, for the
-blocking and the asyncio channels of gRPC alike.
+and never resumes, its reads take no revision and no limit, and it supports one
+endpoint. The stubs need one line for each method, so they are made here, for the
+blocking and the asyncio channels of gRPC.
 
 Fields that etcd 3.4 added after the package was made are added here
 (etcd-io/etcd, api/etcdserverpb/rpc.proto): ``WatchProgressRequest``, with which
@@ -29,7 +29,7 @@ from typing import Any
 
 from rgpu.session.errors import UsageError
 
-#: In the order of their imports.
+#: The .proto files, in the order of their imports.
 _FILES = ("kv", "auth", "rpc")
 
 
@@ -43,7 +43,7 @@ class Rpc:
         self._methods: dict[str, tuple[str, Any, Any, bool]] = {}
         for name in _FILES:
             proto = descriptor_pb2.FileDescriptorProto.FromString(_serialized(folder / f"{name}_pb2.py"))
-            # gogoproto and the gateway's annotations are options for Go and for a proxy; their files are not there.
+            # gogoproto and the gateway's annotations are options for Go and for a proxy; their files are missing.
             kept = [dependency for dependency in proto.dependency if dependency in {f"{n}.proto" for n in _FILES}]
             del proto.dependency[:]
             proto.dependency.extend(kept)
@@ -69,7 +69,7 @@ class Rpc:
         raise AttributeError(f"etcd's protocol has no message {name}")
 
     def method(self, channel: Any, name: str) -> Any:
-        """The callable of ``"KV.Range"`` and the like on a channel (blocking or asyncio)."""
+        """Return the callable of a method such as ``"KV.Range"`` on a channel (blocking or asyncio)."""
         path, request, response, streaming = self._methods[name]
         make = channel.stream_stream if streaming else channel.unary_unary
         return make(path, request_serializer=request.SerializeToString, response_deserializer=response.FromString)
@@ -77,8 +77,8 @@ class Rpc:
 
 @lru_cache(maxsize=1)
 def load() -> Rpc:
-    """Raises :class:`UsageError` when ``etcd3`` is not installed, or is not what this module knows."""
-    found = importlib.util.find_spec("etcd3")  # finding it runs nothing of the package
+    """Load the messages. Raises :class:`UsageError` when ``etcd3`` is not installed, or has other contents."""
+    found = importlib.util.find_spec("etcd3")  # find_spec executes nothing of the package
     if found is None or not found.submodule_search_locations:
         raise UsageError("a registry in etcd needs the Python package etcd3: pip install 'etcd3==0.12.0'")
     folder = Path(next(iter(found.submodule_search_locations))) / "etcdrpc"
@@ -90,7 +90,7 @@ def load() -> Rpc:
 
 
 def _serialized(path: Path) -> bytes:
-    """The bytes that follow ``serialized_pb=`` in a generated module."""
+    """Return the bytes that follow ``serialized_pb=`` in a generated module."""
     for node in ast.walk(ast.parse(path.read_bytes())):
         if not isinstance(node, ast.keyword) or node.arg != "serialized_pb":
             continue

@@ -1,17 +1,17 @@
-"""A watch on etcd that goes on: over lost connections, frozen and cut-off members, and ended tokens.
+"""A watch on etcd that survives lost connections, frozen and cut-off members, and expired tokens.
 
-It resumes at the revision after the last change it gave; where etcd does not
-keep that one any more it says :class:`Compacted`, and the caller lists again.
+It resumes at the revision after the last change that it yielded; where etcd no
+longer keeps that revision it raises :class:`Compacted`, and the caller lists again.
 
-Two things that etcd leaves open are closed here.
+It corrects for two properties of etcd:
 
 * Compaction at revision C may drop a *deletion* made at C itself, and a watch from
-  C is not told (etcd before 3.4.36 and 3.5.18, issue 19179). So we ask from one
-  revision earlier and drop what that brings: then etcd says "compacted" for every
+  C gets no error (etcd before 3.4.36 and 3.5.18, issue 19179). The watch therefore begins
+  one revision earlier and drops the changes of that: then etcd answers "compacted" for every
   revision up to C.
-* A connection that stands may lead to a process that does not run. After ``SILENCE``
-  seconds without a word we ask for a sign of life. Its revision is not used: etcd
-  may tell one before it has sent the changes up to it.
+* An open connection may lead to a process that does not run. After ``SILENCE``
+  seconds without a message a progress report is requested. Its revision is not used: etcd
+  may send one before it has sent the changes up to it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from rgpu.session.errors import AuthenticationFailed, PoolUnavailable
 log = structlog.get_logger(__name__)
 
 SILENCE = 2.0  #: seconds
-PATIENCE = 15.0  #: seconds without any member's word, after which the watcher is told
+PATIENCE = 15.0  #: seconds without a message of any member, after which the watch raises an error
 
 
 class _Broken(Exception):
-    """This stream is over; the watch goes on with another one."""
+    """This stream has ended; the watch continues with another one."""
 
 
 class Watch:
-    """One watcher's position. Iterate :meth:`changes`."""
+    """Position of one watcher. Iterate :meth:`changes`."""
 
     def __init__(self, client: EtcdClient, keys: Keys, prefix: str, following: int) -> None:
         self._client = client
         self._keys = keys
         self._prefix = prefix
-        self._following = following  #: the revision of the next change that is not known yet, at least
+        self._following = following  #: lower bound of the revision of the next change
         self._denied = 0
-        self.void = False  #: what it waits for will not come: the registry's data are others now
+        self.void = False  #: the registry's data were replaced, so the awaited revisions will not occur
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """Raises :class:`Compacted`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`."""
+        """Yield changes. Raises :class:`Compacted`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`."""
         clock = asyncio.get_running_loop().time
         heard = clock()
         while True:
@@ -76,10 +76,10 @@ class Watch:
             await asyncio.sleep(PAUSE)
 
     async def _begin(self, call: Any) -> None:
-        """Ask for the watch. Raises :class:`_Broken` when the member has refused the stream already."""
+        """Send the request for the watch. Raises :class:`_Broken` when the member has refused the stream already."""
         rpc = self._client.rpc
         key, end = self._keys.span(self._prefix)
-        # One earlier: see the module docstring. 0 would mean "from now".
+        # One revision earlier: see the module docstring. 0 would mean "from now".
         writing = asyncio.ensure_future(call.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(
             key=key, range_end=end, start_revision=max(self._following - 1, 1), fragment=True))))
         try:
@@ -92,7 +92,7 @@ class Watch:
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _batches(self, call: Any) -> AsyncGenerator[list[Change], None]:
-        """Whole changes from one stream, an empty list for any other word of the member's. Raises :class:`_Broken`."""
+        """Yield whole changes from one stream, an empty list for any other message. Raises :class:`_Broken`."""
         events: list[Any] = []
         while True:
             if self.void:
@@ -115,14 +115,14 @@ class Watch:
             raise Compacted(f"changes up to revision {response.compact_revision} are not kept; {self._following} was "
                             "asked for", oldest=response.compact_revision + 1)
         if fault("", response.cancel_reason) in (Fault.DENIED, Fault.TOKEN):
-            self._client.forget_token()  # etcd says "permission denied" of an ended token as well
+            self._client.forget_token()  # etcd answers "permission denied" for an expired token, too
             self._denied += 1
             if self._denied > 2:
                 raise AuthenticationFailed(f"{self._client.address} refuses the watch: {response.cancel_reason}")
         raise _Broken(response.cancel_reason or "the member ended the watch")
 
     async def _read(self, call: Any) -> Any:
-        """The next response. Raises :class:`_Broken` when the stream ended or nobody seems to be there."""
+        """Return the next response. Raises :class:`_Broken` when the stream ended or the member makes no progress."""
         read = asyncio.ensure_future(call.read())  # awaited apart: to cancel a read is to cancel the stream
         try:
             done, _ = await asyncio.wait([read], timeout=SILENCE)
@@ -144,7 +144,7 @@ class Watch:
             await asyncio.gather(read, return_exceptions=True)
 
     def _result(self, done: asyncio.Future[Any]) -> Any:
-        """What a read or a write came to. Raises :class:`_Broken`."""
+        """Return the result of a read or a write. Raises :class:`_Broken`."""
         import grpc
 
         if done.cancelled():

@@ -1,1 +1,1 @@
-"""What a leader remembers of the pool between snapshots: a function of the last snapshot, faster. Pure."""
+"""Incremental state of the pool between snapshots: equal to a function of the last snapshot, but faster. Pure."""

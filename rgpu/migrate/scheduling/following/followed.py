@@ -1,8 +1,8 @@
-"""A pool's records as arrays that follow the pool: what changed is changed in them, and nothing else is looked at.
+"""A pool's records as arrays that are updated incrementally from snapshot to snapshot.
 
 Rows are hosts in the snapshot's order, columns their devices. Records are immutable and, where they have not
-changed, mostly the very same objects as before, so that a look over ten thousand of them is a comparison of
-identities. A session that came, went or changed touches one or two devices, whose numbers are then counted anew.
+changed, mostly the very same objects as before, so that ten thousand of them are compared by
+identity. A session that was added, removed or changed affects one or two devices, whose numbers are then counted anew.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from rgpu.migrate.scheduling.placement import (
 from rgpu.migrate.scheduling.shares import MIB, Shares
 from rgpu.migrate.scheduling.snapshot import WHOLE
 
-MOST = (1 << 62) - 1  #: bytes; numbers beyond are counted as this, so that none leaves 64 bits
+MOST = (1 << 62) - 1  #: bytes; larger numbers are counted as this, so that sums fit in 64 bits
 CHUNK = 256  #: records that are compared at once
-MOST_DIFFERENCES = 64  #: that are looked for one by one
-LOOK = 8  #: records that went or came in a row
+MOST_DIFFERENCES = 64  #: that are searched for singly
+LOOK = 8  #: most records in a row whose removal or addition is recognised
 
 T = TypeVar("T")
 
 
 class Followed:
-    """``free``, ``total``: bytes of each device (-1 where there is none); ``ready``: it takes sessions now.
+    """Arrays of the pool. ``free``, ``total``: bytes of each device (-1 where there is none); ``ready``: it takes
+    sessions now.
 
-    ``kind``: a number for each kind of device, whose first is in ``kinds``. ``index``: the same for the scores.
+    ``kind``: number of the device's kind, the first device of which is in ``kinds``. ``index``: arrays for the scores.
     """
 
     def __init__(self) -> None:
         self.nodes: tuple[NodeRecord, ...] = ()
         self.sessions: tuple[SessionRecord, ...] = ()
         self.reserved: tuple[Claim, ...] = ()
-        self.claims: dict[Place, list[Claim]] = {}  #: of sessions, then of places reserved
-        self.counted: list[Claim] = []  #: those of ``reserved`` that count
-        self.own: dict[str, list[Place]] = {}  #: run, or who shares with nobody: where it has claims
+        self.claims: dict[Place, list[Claim]] = {}  #: claims of sessions, then reserved places
+        self.counted: list[Claim] = []  #: the claims of ``reserved`` that count
+        self.own: dict[str, list[Place]] = {}  #: run, or session without a run: places of its claims
         self.groups: dict[str, Counter[tuple[str, str]]] = {}  #: anti-affinity group: (host, session) -> claims
         self.shares = Shares()
         self.columns: dict[str, dict[str, int]] = {}  #: host: device: its column
         self.kinds: list[DeviceRecord] = []
-        self.layout = 0  #: another number whenever a place got another row, column or kind
+        self.layout = 0  #: changes whenever a place gets another row, column or kind
         self._numbers: dict[object, int] = {}
-        self._mixed = False  #: whether the index has the mix of the sessions of now
+        self._mixed = False  #: whether the index has the mix of the present sessions
         nothing = np.zeros((0, 1), np.int64)
         self.free, self.total, self.kind = nothing.copy(), nothing.copy(), nothing.copy()
         self.ready: Bools = np.zeros((0, 1), bool)
         self._index({}, nothing.copy(), nothing.copy(), nothing.copy())
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Be that snapshot. Broken off by an error, it is of no use any more."""
+        """Update the arrays to the snapshot. After an error in here the object must not be used any more."""
         if snapshot.nodes is not self.nodes:
             self._follow_nodes(snapshot.nodes)
         changed = snapshot.sessions is not self.sessions and self._follow_sessions(snapshot.sessions)
@@ -72,7 +73,7 @@ class Followed:
         self.reserved = snapshot.reserved
 
     def cell(self, place: Place) -> tuple[int, int] | None:
-        """Row and column; None where the pool has no such device."""
+        """Return row and column of a place; None where the pool has no such device."""
         column = self.columns.get(place[0], {}).get(place[1])
         return None if column is None else (self.index.rows[place[0]], column)
 
@@ -82,11 +83,11 @@ class Followed:
         return node.host, node.devices[column].device
 
     def promised(self, place: Place, without: str = "") -> tuple[int, int]:
-        """Bytes and per cent of the device that sessions, but ``without``, have or will have."""
+        """Return bytes and per cent of the device that sessions, except ``without``, have or will have."""
         return promised_in_all(self.claims.get(place, ()), without)
 
     def rivals(self, group: str, without: str = "") -> Collection[str]:
-        """Hosts that have a session of that anti-affinity group."""
+        """Return the hosts that have a session of the anti-affinity group, except ``without``."""
         if not group:
             return ()
         return {host for (host, session), count in self.groups.get(group, Counter()).items()
@@ -94,7 +95,7 @@ class Followed:
 
     @contextmanager
     def without(self, session: str) -> Iterator[None]:
-        """The arrays as if the session had nothing: it does not stand in its own way."""
+        """Change the arrays for the context as if the session had no place, so that its own claims do not count."""
         places = self.own.get(run_of(session), ())
         try:
             for place in places:
@@ -105,7 +106,7 @@ class Followed:
                 self._refresh(place)
 
     def mixed(self) -> Index:
-        """The index, with the mix of the sessions of now."""
+        """Return the index, with the mix of the present sessions."""
         if not self._mixed:
             self.index.mix = share_mix(self.shares.counts)
             self._mixed = True
@@ -134,7 +135,7 @@ class Followed:
             self._mixed = False
 
     def _lay_out(self, nodes: tuple[NodeRecord, ...], width: int) -> None:
-        """Every row to where its host is now; those of new hosts are empty, to be filled in by who calls."""
+        """Move every row to its host's present position; rows of new hosts are empty, for the caller to fill in."""
         rows = self.index.rows
         source = np.array([rows.get(node.host, -1) for node in nodes], np.int64)
         stays = np.flatnonzero(source >= 0)
@@ -154,13 +155,13 @@ class Followed:
         self.layout += 1
 
     def _index(self, rows: dict[str, int], compute: Ints, memory: Ints, total_memory: Ints) -> None:
-        """An index with what scores of one device without CPU look at."""
+        """Make an index with the data that scores for one device without CPU read."""
         none = np.zeros(len(rows), np.int64)
         self.index = Index((), rows, share_mix(self.shares.counts), compute, memory, total_memory, self.total >= 0,
                            self.ready, none, none, none, {})
 
     def _set_node(self, row: int, node: NodeRecord) -> None:
-        """A host is new or its record is another one: its devices, its state."""
+        """Set devices and state of a host that is new or has changed."""
         self.shares.devices(node, 1)
         columns = {device.device: column for column, device in enumerate(node.devices)}
         kinds = [self._kind_of(device) for device in node.devices]
@@ -178,7 +179,7 @@ class Followed:
             self._refresh((node.host, device.device))
 
     def _kind_of(self, device: DeviceRecord) -> int:
-        """Devices of one kind suit the same requests."""
+        """Return the number of the device's kind; devices of one kind suit the same requests."""
         key = (device.name, device.kind, device.compute_capability, device.driver_version)
         number = self._numbers.get(key)
         if number is None:
@@ -189,7 +190,7 @@ class Followed:
 
     # -- sessions, reserved places ---------------------------------------------------------
     def _follow_sessions(self, sessions: tuple[SessionRecord, ...]) -> bool:
-        """Whether anything changed."""
+        """Update to the sessions; return whether anything changed."""
         gone, come = differences(self.sessions, sessions)
         for session in gone:
             self._session(session, -1)
@@ -204,7 +205,7 @@ class Followed:
             self._mixed = False
 
     def _follow_reserved(self, reserved: tuple[Claim, ...], sessions_changed: bool) -> None:
-        """A reserved place counts until the session's own record has it."""
+        """Update the reserved places; each counts until the session's own record has the place."""
         before = len(self.reserved)
         more: Collection[Claim] = reserved[before:]
         if sessions_changed or reserved[:before] != self.reserved:
@@ -240,7 +241,7 @@ class Followed:
         self._refresh(place)
 
     def _refresh(self, place: Place, without: str = "") -> None:
-        """A device's numbers anew, from what is promised of it; exactly, whatever the numbers are."""
+        """Count a device's numbers anew from its claims, exactly for any values."""
         cell = self.cell(place)
         if cell is None:
             return
@@ -253,14 +254,15 @@ class Followed:
 
 
 def effective_of(compute: int, memory: int, total_memory: int) -> int:
-    """:func:`rgpu.migrate.scheduling.index.effective` of one device."""
+    """Return :func:`rgpu.migrate.scheduling.index.effective` of one device."""
     return max(0, min(compute, memory * WHOLE // total_memory if total_memory > 0 else WHOLE, WHOLE))
 
 
 def differences(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[list[T], list[T]]:
-    """What went and what came between two listings in one order: equal stretches are skipped, chunk by chunk.
+    """Return what was removed and added between two listings in one order; equal stretches are skipped by chunks.
 
-    What changed is in both. Whatever the listings are, the first without what went and with what came is the second.
+    Changed records are in both results. For any listings, the first without the removed and with the added records is
+    the second.
     """
     gone: list[T] = []
     come: list[T] = []
@@ -276,13 +278,14 @@ def differences(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[list[T], list[T
     gone += old[at:]
     come += new[to:]
     kept = {id(record) for record in gone} & {id(record) for record in come}
-    if kept:  # it stands elsewhere now, or too much has changed
+    if kept:  # the order has changed, or more than is searched for
         return [one for one in gone if id(one) not in kept], [one for one in come if id(one) not in kept]
     return gone, come
 
 
 def _resume(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[int, int]:
-    """How many went and came before both go on alike; one of each where that is not seen from here."""
+    """Return how many records were removed and added before the listings agree again; (1, 1) where that is not found.
+    """
     for ahead in range(1, LOOK):
         if ahead < len(old) and old[ahead] is new[0]:
             return ahead, 0
@@ -292,7 +295,7 @@ def _resume(old: tuple[T, ...], new: tuple[T, ...]) -> tuple[int, int]:
 
 
 def _skip(old: tuple[T, ...], new: tuple[T, ...], at: int, to: int) -> tuple[int, int]:
-    """Past all that is the same from there on."""
+    """Return the positions after the equal records from ``at`` and ``to`` on."""
     most = min(len(old) - at, len(new) - to)
     done = 0
     while done < most and old[at + done:at + done + CHUNK] == new[to + done:to + done + CHUNK]:
@@ -300,7 +303,7 @@ def _skip(old: tuple[T, ...], new: tuple[T, ...], at: int, to: int) -> tuple[int
     if done >= most:
         return at + most, to + most
     low, high = done, min(done + CHUNK, most)
-    while low < high:  # the first that differs is in here, or everything up to ``most`` is the same
+    while low < high:  # the first difference is in here, or everything up to ``most`` is equal
         middle = (low + high) // 2
         if old[at + low:at + middle + 1] == new[to + low:to + middle + 1]:
             low = middle + 1

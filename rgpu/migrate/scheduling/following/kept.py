@@ -1,9 +1,9 @@
-"""The pool kept between decisions: placement by fragmentation in well under a millisecond.
+"""The pool kept as arrays between decisions: placement by fragmentation in well under a millisecond.
 
-:class:`Kept` answers exactly what ``adapter.place_by_fragmentation`` and the functions of
-``placement.py`` answer from the records alone (a test with random histories holds them together),
-but remembers the pool as arrays (:mod:`.followed`). It is a memory and no truth: before each answer it
-is brought up to date with the snapshot that is asked about, so any snapshot may be asked about at
+:class:`Kept` returns exactly what ``adapter.place_by_fragmentation`` and the functions of
+``placement.py`` return from the records alone (a test with random histories compares them),
+but keeps the pool as arrays (:mod:`.followed`). It is only a cache: before each answer it
+is updated to the snapshot in question, so that any snapshot may be used at
 any time, from any thread, and the answer depends on that snapshot alone.
 """
 
@@ -24,22 +24,22 @@ from rgpu.migrate.scheduling.policies import Places, least_fragmenting
 from rgpu.migrate.scheduling.shares import MIB, reason_of
 from rgpu.migrate.scheduling.snapshot import Demand
 
-MAX_MASKS = 256  #: kinds of requests whose suitable devices are remembered
+MAX_MASKS = 256  #: kinds of requests whose suitable devices are cached
 
 
 class Kept:
-    """See the module docstring. One for each leader."""
+    """Cached pool for decisions; one for each leader."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool = Followed()
         self._masks: dict[object, Bools] = {}
-        self._layout = 0  #: that the masks are for
-        self._line: tuple[Mapping[Place, str], int, Bools] | None = None  #: ``Request.kept`` as a mask, so far
+        self._layout = 0  #: layout that the masks are for
+        self._line: tuple[Mapping[Place, str], int, Bools] | None = None  #: mask of ``Request.kept`` so far
 
-    # -- asked ------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------
     def place(self, snapshot: Snapshot, request: Request) -> Choice:
-        """Same as ``adapter.place_by_fragmentation``. Raises what that raises."""
+        """Return the same as ``adapter.place_by_fragmentation``. Raises what that raises."""
         with self._following(snapshot) as pool, pool.without(request.session):
             if request.host is not None and request.host not in pool.index.rows:
                 raise unknown_host(pool.nodes, request.host)
@@ -54,19 +54,19 @@ class Kept:
             return Choice(node.host, device.device, reason_of(node, device.device, len(rows), free), free)
 
     def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
-        """Same as ``placement.suitable``."""
+        """Return the same as ``placement.suitable``."""
         with self._following(snapshot) as pool:
             mask = self._suiting(request) & (pool.total >= min(request.quota, MOST))
             return [(pool.nodes[row], pool.nodes[row].devices[column]) for row, column in np.argwhere(mask).tolist()]
 
     def sizes(self, snapshot: Snapshot, request: Request) -> list[int]:
-        """Same as ``placement.sizes``."""
+        """Return the same as ``placement.sizes``."""
         with self._following(snapshot) as pool:
             found = pool.total[self._suiting(request)]
             return [int(found.min()), int(found.max())] if len(found) else []
 
     def room(self, snapshot: Snapshot, request: Request) -> Room:
-        """Same as ``placement.room``."""
+        """Return the same as ``placement.room``."""
         with self._following(snapshot) as pool:
             mask = pool.ready & self._suiting(request) & (pool.total >= min(request.quota, MOST))
             ready, before = int(mask.sum()), set()
@@ -80,10 +80,10 @@ class Kept:
             return Room(ready, tuple(sorted(before)), len(free), sum(free), max(free, default=0), int(compute.sum()),
                         int(compute.max(initial=0)))
 
-    # -- in between ---------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------
     @contextmanager
     def _following(self, snapshot: Snapshot) -> Iterator[Followed]:
-        """The arrays, up to date with the snapshot. What an error broke off is never built upon."""
+        """Yield the arrays, updated to the snapshot. After an error they are discarded."""
         with self._lock:
             try:
                 self._pool.follow(snapshot)
@@ -97,7 +97,7 @@ class Kept:
             yield self._pool
 
     def _fitting(self, request: Request) -> Bools:
-        """Devices that take the session now: the filter of ``placement.py``, as a mask."""
+        """Return the devices that can take the session now: the filter of ``placement.py``, as a mask."""
         pool = self._pool
         rows = pool.index.rows
         fitting = pool.ready & self._suiting(request)
@@ -118,7 +118,7 @@ class Kept:
         return fitting
 
     def _suiting(self, request: Request) -> Bools:
-        """Devices that would do if they were empty, their memory apart; to be read only."""
+        """Return the devices that would do if they were empty, apart from their memory; a read-only mask."""
         key = (request.needs, tuple(request.models), request.device, request.kind)
         mask = self._masks.get(key)
         if mask is None:
@@ -133,7 +133,7 @@ class Kept:
         return here
 
     def _suiting_anywhere(self, request: Request) -> Bools:
-        """By kind of device: there are few."""
+        """Return a mask by kind of device, of which there are few."""
         pool = self._pool
         mask = np.array([*(suits(device, request) for device in pool.kinds), False])[pool.kind]
         if request.device is not None:
@@ -145,7 +145,7 @@ class Kept:
         return np.asarray(mask)
 
     def _kept_for_others(self, kept: Mapping[Place, str]) -> Bools:
-        """The mask of a line's places. One pass over a line asks with one mapping, which only grows."""
+        """Return a mask of the kept places. One pass over the queue uses one mapping, which only grows."""
         done, mask = 0, np.zeros(self._pool.ready.shape, bool)
         if self._line is not None and self._line[0] is kept and self._line[1] <= len(kept):
             _, done, mask = self._line
@@ -158,7 +158,7 @@ class Kept:
 
 
 class _Promises:
-    """What a refusal is explained with: the numbers of the snapshot that is being asked about."""
+    """Numbers of the snapshot in question, to explain a refusal."""
 
     def __init__(self, pool: Followed) -> None:
         self._pool = pool

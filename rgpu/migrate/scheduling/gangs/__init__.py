@@ -1,1 +1,1 @@
-"""Gangs: how many of a gang's ranks each host takes, which hosts they go to together, who moves with whom. Pure."""
+"""Gangs: the number of ranks that each host takes, the choice of hosts, and joint moves of members. Pure."""

@@ -1,4 +1,4 @@
-"""The choice of a gang's hosts: one if it has room, else the fewest, near each other. Pure, over counts only.
+"""Choice of a gang's hosts: a single one if possible, else the fewest, near each other. Pure, over counts only.
 
 Used by the leader for sessions on record (:mod:`rgpu.migrate.scheduling.gangs.placing`) and by the simulator for tasks
 of a trace.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SEEDS = 16  #: hosts that a search for near ones begins from: those with the most room
+SEEDS = 16  #: hosts with the most room from which a search for near ones begins
 
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """``counts``: (host, ranks of it), in the gang's order. ``reason``: the sentence that it is recorded with."""
+    """Chosen hosts. ``counts``: (host, its ranks), in the gang's order. ``reason``: a sentence for the record."""
 
     counts: tuple[tuple[str, int], ...]
     reason: str
@@ -22,10 +22,11 @@ class Allotment:
 
 def allot(room: Mapping[str, int], ranks: int,
           bandwidth: Mapping[frozenset[str], float] | None = None) -> Allotment | None:
-    """Choose the hosts that take ``ranks`` together; None: they have not room for all of them.
+    """Choose the hosts that take ``ranks`` together; None: the hosts do not have room for all of them.
 
     ``room``: ranks that each host could take. ``bandwidth``: bytes/s between two hosts, where it was measured.
-    The tightest single host that has room; else the fewest hosts, and of those whose slowest measured link is fastest.
+    The choice is the tightest single host; else the fewest hosts, and among such sets the one whose slowest measured
+    link is fastest.
     """
     rooms = {host: count for host, count in room.items() if count > 0}
     alone = [host for host, count in rooms.items() if count >= ranks]
@@ -51,7 +52,7 @@ def allot(room: Mapping[str, int], ranks: int,
 
 
 def _fewest(rooms: Mapping[str, int], ranked: Sequence[str], ranks: int) -> int:
-    """The least number of hosts that have room together."""
+    """Return the least number of hosts that have room together."""
     total = 0
     for number, host in enumerate(ranked, 1):
         total += rooms[host]
@@ -62,13 +63,13 @@ def _fewest(rooms: Mapping[str, int], ranked: Sequence[str], ranks: int) -> int:
 
 def _grown(rooms: Mapping[str, int], ranked: Sequence[str], seed: str, ranks: int, most: int,
            bandwidth: Mapping[frozenset[str], float]) -> tuple[str, ...]:
-    """``most`` hosts with room for all, from ``seed`` on the nearest each time; empty where there are none with it."""
+    """Return ``most`` hosts with room for all: from ``seed`` on, the nearest each time; empty where there are none."""
     chosen, total = [seed], rooms[seed]
     while total < ranks:
         left = most - len(chosen)
         rest = [host for host in ranked if host not in chosen]
         best = [rooms[host] for host in rest[:left]]
-        # One may be taken only if the largest of the others can then still make up for it.
+        # A host may be taken only if the largest of the others can then still provide the rest.
         fit = [host for host in rest if left and total + rooms[host] + sum(_without(best, rooms[host], left)) >= ranks]
         if not fit:
             return ()
@@ -79,7 +80,7 @@ def _grown(rooms: Mapping[str, int], ranked: Sequence[str], seed: str, ranks: in
 
 
 def _without(best: Sequence[int], taken: int, left: int) -> list[int]:
-    """The ``left`` - 1 largest rooms beside one of ``taken``, which may be one of them."""
+    """Return the ``left`` - 1 largest of ``best`` without ``taken``, which may be one of them."""
     others = list(best)
     if taken in others:
         others.remove(taken)
@@ -87,6 +88,6 @@ def _without(best: Sequence[int], taken: int, left: int) -> list[int]:
 
 
 def _slowest(hosts: Sequence[str], bandwidth: Mapping[frozenset[str], float]) -> float:
-    """The slowest link between them in bytes/s; 0: one was not measured."""
+    """Return the speed of the slowest link between the hosts in bytes/s; 0: one was not measured."""
     links = [bandwidth.get(frozenset((one, other)), 0.0) for at, one in enumerate(hosts) for other in hosts[at + 1:]]
     return min(links, default=0.0)

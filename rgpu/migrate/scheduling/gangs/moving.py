@@ -1,4 +1,4 @@
-"""Members of a gang that must leave a host: places for all of them, or none is moved. Pure."""
+"""Moves of the members of a gang that must leave a host: places for all of them, or no move. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rgpu.session.errors import NotFound, Refused
 
 
 def members_of(sessions: Iterable[SessionRecord], gang: str) -> list[SessionRecord]:
-    """The live sessions of a gang, in the order of their ranks; none for the name of no gang."""
+    """Return the live sessions of a gang, in the order of their ranks; none for an empty name."""
     found = [one for one in sessions if gang and one.gang == gang and one.live]
     return sorted(found, key=lambda one: (one.rank, one.name))
 
 
 def bound(sessions: Iterable[SessionRecord]) -> dict[str, str]:
-    """Members of gangs, which are not moved or parked to make room for others; and why."""
+    """Return the members of gangs, which are not moved or parked to make room for others, each with the reason."""
     return {one.name: f"it is a member of gang {one.gang}: moved by a drain or by hand, not to make room"
             for one in sessions if one.gang and one.live}
 
 
 def places_elsewhere(snapshot: Snapshot, leaving: Sequence[SessionRecord],
                      avoid_hosts: Collection[str]) -> dict[str, Choice]:
-    """A place for each of the sessions ``leaving``, all of one gang, away from those hosts; the first of a gang's own
-    hosts if they fit there.
+    """Return a place for each of the sessions ``leaving``, all of one gang, on hosts other than ``avoid_hosts``; on
+    the gang's other hosts where they fit there.
 
-    Raises :class:`Refused` where there is none for one of them: then nobody moves.
+    Raises :class:`Refused` where there is none for one of them: then no member moves.
     """
     gang = leaving[0].gang
     own = list(dict.fromkeys(str(one.owner) for one in members_of(snapshot.sessions, gang)
@@ -51,7 +51,7 @@ def places_elsewhere(snapshot: Snapshot, leaving: Sequence[SessionRecord],
 
 
 def _place(snapshot: Snapshot, record: SessionRecord, near: Sequence[str], avoid_hosts: Collection[str]) -> Choice:
-    """Where the gang is already if it fits there, else anywhere."""
+    """Choose a place on a host that the gang is on already if one fits, else on any host."""
     for host in near:
         try:
             return place_by_fragmentation(snapshot, request_for(record, host=host, avoid_hosts=avoid_hosts))

@@ -1,7 +1,7 @@
-"""The places of a gang: for all of its ranks at once, or for none. Pure: a snapshot in, choices with a reason out.
+"""Places of a gang: for all of its ranks at once, or for none. Pure: from a snapshot, choices with a reason.
 
-A rank is what one process has: ``request.gpus`` devices of one host. With ``spread`` each rank is one device of one
-list, and a member of the gang has all of the list's devices on its host (at most
+A rank has the devices of one process: ``request.gpus`` devices of one host. With ``spread`` each rank is one device of
+one list, and a member of the gang has all of the list's devices on its host (at most
 :data:`rgpu.session.devices.MAX_GPUS`: a host with more has several members).
 """
 
@@ -30,13 +30,13 @@ from rgpu.migrate.scheduling.placement import (
 from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import Refused
 
-Kind = tuple[str, tuple[int, int]]  #: of device, with its compute capability: a gang has one of them
+Kind = tuple[str, tuple[int, int]]  #: kind of device, with its compute capability: all ranks of a gang have the same
 Bandwidth = Mapping[frozenset[str], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """``ranks``: in all. ``spread``: see the module docstring."""
+    """Requested form of a gang. ``ranks``: in all. ``spread``: see the module docstring."""
 
     ranks: int
     spread: bool = False
@@ -44,7 +44,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The place of one member: its ``first`` rank, how many it has, and where."""
+    """Place of one member: its ``first`` rank, its number of ranks, and the device."""
 
     first: int
     ranks: int
@@ -53,16 +53,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A place for every rank."""
+    """Places for all ranks of a gang."""
 
     members: tuple[Member, ...]
     reason: str
 
 
 def place_gang(snapshot: Snapshot, request: Request, wish: Wish, bandwidth: Bandwidth | None = None) -> Placed:
-    """Places for all ranks, near each other first. ``request``: of one rank.
+    """Choose places for all ranks, near each other if possible. ``request``: that of one rank.
 
-    Raises :class:`Refused` with how many there is room for, and a reason for each device where that is none;
+    Raises :class:`Refused` with the number of ranks that fit, and a reason for each device where none does;
     :class:`NotFound` for an unknown host.
     """
     rooms = rooms_of(snapshot, request, wish)
@@ -81,7 +81,7 @@ def place_gang(snapshot: Snapshot, request: Request, wish: Wish, bandwidth: Band
 
 
 def rooms_of(snapshot: Snapshot, request: Request, wish: Wish) -> dict[Kind, dict[str, list[Slot]]]:
-    """What each host could take now, by kind of device. Raises as :func:`place_gang`, where nothing fits at all."""
+    """Return the ranks that each host could take now, by kind of device. Raises as :func:`place_gang` if none fits."""
     found = candidates(snapshot, request)
     hosts: defaultdict[tuple[Kind, str], list[Candidate]] = defaultdict(list)
     for one in found:
@@ -107,7 +107,7 @@ def _kind(device: DeviceRecord) -> Kind:
 
 
 def _times(snapshot: Snapshot, request: Request, found: Candidate) -> int:
-    """How many ranks one device has room for, one at least: it fits."""
+    """Return how many ranks fit on one device that fits one."""
     memory = found.free // request.quota if request.quota else WHOLE
     taken = snapshot.compute_promised(found.node.host, found.device.device, request.session)
     compute = (WHOLE - taken) // request.compute if request.compute else WHOLE
@@ -116,7 +116,7 @@ def _times(snapshot: Snapshot, request: Request, found: Candidate) -> int:
 
 def _slots(node: NodeRecord, devices: Sequence[DeviceRecord], room: Mapping[str, int], request: Request,
            wish: Wish) -> list[Slot]:
-    """The ranks that a host has room for, each device once before any of them twice."""
+    """Return the slots for ranks on a host; each device is used once before any is used twice."""
     ordered = [device for device in node.devices if device in devices]
     if wish.spread:
         return [Slot(node, (device,)) for device in alike(request, ordered, least=1)]
@@ -129,7 +129,7 @@ def _slots(node: NodeRecord, devices: Sequence[DeviceRecord], room: Mapping[str,
 
 
 def _groups(devices: Sequence[DeviceRecord], size: int) -> list[tuple[DeviceRecord, ...]]:
-    """Devices in groups of ``size``; what is left over is in none."""
+    """Return devices in groups of ``size``; a remainder is left out."""
     return [tuple(devices[at:at + size]) for at in range(0, len(devices) - size + 1, size)]
 
 
@@ -151,14 +151,14 @@ def _members(snapshot: Snapshot, slots: Mapping[str, Sequence[Slot]], counts: It
 
 
 def claims_of_gang(session: str, placed: Placed, request: Request) -> list[Claim]:
-    """What its places take of the pool, for those who are placed after it."""
+    """Return the claims of a gang's places, for requests that are placed after it."""
     return [claim for member in placed.members for claim in claims_on(
         f"{session}.{member.first}", member.choice.host, member.choice.device, request.quota, request.compute,
         request.anti_affinity, f"{session}.{member.first}")]
 
 
 def lacking(rooms: Mapping[Kind, Mapping[str, Sequence[Slot]]], wish: Wish) -> str:
-    """How many of the ranks there is room for now, in words."""
+    """Return a sentence with the number of ranks that fit now."""
     counts: Counter[str] = Counter()
     for slots in rooms.values():
         here = {host: len(places) for host, places in slots.items()}
@@ -171,7 +171,7 @@ def lacking(rooms: Mapping[Kind, Mapping[str, Sequence[Slot]]], wish: Wish) -> s
 
 
 def why_gang_waits(snapshot: Snapshot, request: Request, wish: Wish) -> str:
-    """The sentence that who waits is told."""
+    """Return the sentence for the clients of a waiting gang."""
     try:
         return lacking(rooms_of(snapshot, request, wish), wish)
     except Refused:
@@ -180,7 +180,7 @@ def why_gang_waits(snapshot: Snapshot, request: Request, wish: Wish) -> str:
 
 
 def gang_never_fits(snapshot: Snapshot, request: Request, wish: Wish) -> str | None:
-    """Why the pool could not take the gang even if it were empty; None: it could."""
+    """Return why the pool could not take the gang even if it were empty; None: it could."""
     hosts: defaultdict[tuple[Kind, str], list[tuple[NodeRecord, DeviceRecord]]] = defaultdict(list)
     for node, device in suitable(snapshot, request):
         hosts[_kind(device), node.host].append((node, device))

@@ -1,4 +1,4 @@
-"""Choice of the sessions of lower priority to park so that all ranks of a gang find places. Pure."""
+"""Choice of the sessions of lower priority to park so that all ranks of a gang get places. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rgpu.migrate.scheduling.gangs.placing import Bandwidth, Placed, Wish, place
 from rgpu.migrate.scheduling.placement import Claim, Request, Snapshot, claims_on
 from rgpu.session.errors import NotFound, Refused
 
-TAKEN_BACK = 64  #: of a larger set none is looked at again: each look is a placement
+TAKEN_BACK = 64  #: a larger set is not reduced again: each check is a placement
 
 
 class ToPark(NamedTuple):
@@ -23,7 +23,7 @@ class ToPark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GangRoom:
-    """Sessions to park, the places that all ranks then have, and why."""
+    """Sessions to park, the resulting places of all ranks, and why."""
 
     park: tuple[ToPark, ...]
     placed: Placed
@@ -32,9 +32,10 @@ class GangRoom:
 
 def preempt_for(snapshot: Snapshot, request: Request, wish: Wish, priority: int, stays: Collection[str],
                 bandwidth: Bandwidth | None = None) -> GangRoom | None:
-    """The least set found, the least important first, each of which is needed; None where no set suffices.
+    """Return the smallest set found, the least important first, each of which is needed; None where none suffices.
 
-    ``request``: of one rank. ``priority``: the gang's; only sessions below it are parked. ``stays``: never those.
+    ``request``: that of one rank. ``priority``: the gang's; only sessions below it are parked. ``stays``: names of
+    sessions that are never parked.
     """
     lower = [one for one in snapshot.sessions
              if one.state == "running" and one.recover and one.wants.priority < priority and one.name not in stays]
@@ -43,7 +44,7 @@ def preempt_for(snapshot: Snapshot, request: Request, wish: Wish, priority: int,
     if placed is None:
         return None
     least, most = 1, len(lower)
-    while least < most:  # more room never takes a place away
+    while least < most:  # more free devices never take a place away
         middle = (least + most) // 2
         if _without(snapshot, lower[:middle], request, wish, bandwidth) is None:
             least = middle + 1
@@ -63,7 +64,7 @@ def preempt_for(snapshot: Snapshot, request: Request, wish: Wish, priority: int,
 
 
 def claims_while_parking(gang: str, placed: Placed, request: Request) -> tuple[Claim, ...]:
-    """What is kept for the gang until the others are parked: in its name, so that it may have it itself."""
+    """Return the places to reserve for the gang until the others are parked, in its name, so that it can take them."""
     return tuple(claim for member in placed.members for claim in claims_on(
         gang, member.choice.host, member.choice.device, request.quota, request.compute, request.anti_affinity,
         f"{gang}.{member.first}"))
@@ -71,7 +72,7 @@ def claims_while_parking(gang: str, placed: Placed, request: Request) -> tuple[C
 
 def _without(snapshot: Snapshot, parked: Sequence[SessionRecord], request: Request, wish: Wish,
              bandwidth: Bandwidth | None) -> Placed | None:
-    """Where the gang would go if they were parked."""
+    """Return the gang's places if the sessions were parked; None: it does not fit."""
     names = {one.name for one in parked}
     rest = replace(snapshot, sessions=tuple(one for one in snapshot.sessions if one.name not in names))
     try:

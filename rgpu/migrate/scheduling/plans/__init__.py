@@ -1,1 +1,1 @@
-"""Plans of several moves: preempting, rebalancing, consolidating. Pure: a snapshot in, moves with reasons out."""
+"""Plans of several moves: preempting, rebalancing, consolidating. Pure: from a snapshot, moves with reasons."""

@@ -1,13 +1,13 @@
-"""Plans of moves that undo fragmentation: sessions one by one, then devices as a whole.
+"""Plans of moves that reduce fragmentation: single sessions first, then whole devices.
 
-A single move pays where a session leaves a gap that the mix can use and goes into one that it cannot.
-What single moves cannot mend are devices whose sessions only together leave something: each alone
-would just make the gap larger. So shared devices are also tried as a whole, the emptiest first: if all
-sessions of one find places elsewhere, it is free.
+A single move pays where a session leaves a gap that the mix can use and fills one that it cannot.
+Single moves do not help on devices that are usable only once all of their sessions have left.
+Shared devices are therefore also tried as a whole, the emptiest first: if all
+sessions of one get places elsewhere, it is free.
 
-Worked out on two copies of the index. ``held``: nobody has left yet, as it is while the moves are
-made; a destination counts only if it is free there. ``after``: all moves are over; gains are counted
-there, so that those of a plan add up to what fragmentation falls by.
+A plan is computed on two copies of the index. ``held``: no session has left yet, as during the
+moves; a destination must be free there. ``after``: all moves are over; gains are counted
+there, so that those of a plan add up to the decrease of fragmentation.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rgpu.migrate.scheduling.plans.rebalancing import Move, Plan, counted, movab
 from rgpu.migrate.scheduling.policies import Places, gradient
 from rgpu.migrate.scheduling.snapshot import WHOLE, Placed
 
-TRIED_SESSIONS = 256  #: sessions whose destination is looked for, best first
+TRIED_SESSIONS = 256  #: sessions for which a destination is searched, best first
 TRIED_DEVICES = 128  #: devices that are tried as a whole
 
 
 def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Costs, limits: Limits,
                 busy: Counter[str] | None = None, most: int | None = None) -> Plan | None:
-    """The moves that lower fragmentation most for what they cost; None where none is worth it.
+    """Return the moves with the largest decrease of fragmentation for their cost; None where none is worth it.
 
-    ``most``: fewer moves than ``limits.per_pool``, because others are under way.
+    ``busy``: moves under way, by host. ``most``: fewer moves than ``limits.per_pool``, because others are under way.
     """
     search = _Search(index.copy(), index.copy(), now, costs, limits, Counter(busy or {}),
                      min(limits.per_pool, limits.per_pool if most is None else most))
@@ -53,7 +53,7 @@ def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Cos
 
 @dataclass
 class _Search:
-    """See the module docstring. ``used``: moves from and to each host; ``most``: moves that the plan may have."""
+    """Search for one plan. ``used``: moves from and to each host; ``most``: largest number of moves in the plan."""
 
     held: Index
     after: Index
@@ -65,7 +65,7 @@ class _Search:
     moves: list[Move] = field(default_factory=list)
 
     def devices(self, ready: list[Placed]) -> list[list[Placed]]:
-        """Sessions that are all there is on a shared device, the least used device first."""
+        """Return the sets of all sessions of a shared device, the least used device first."""
         found: defaultdict[tuple[int, int], list[Placed]] = defaultdict(list)
         for session in ready:
             if session.demand.gpus == 1:
@@ -81,7 +81,7 @@ class _Search:
         return [here for *_, here in shared]
 
     def leave(self, together: list[Placed]) -> None:
-        """Sessions of one host go elsewhere, if all can and it pays; otherwise nothing is changed."""
+        """Plan moves of several sessions of one host, if all can move and it pays; otherwise change nothing."""
         host, used = together[0].host, Counter(self.used)
         if len(self.moves) + len(together) > self.most or used[host] + len(together) > self.limits.per_node:
             return
@@ -104,13 +104,13 @@ class _Search:
             self._undo(session, to)
 
     def _pays(self, together: list[Placed], gain: float) -> bool:
-        """Gain times the life that can be expected of all of them, against what the moves cost."""
+        """Whether the gain, times the expected further life of all sessions, exceeds the cost of the moves enough."""
         life = min(min(remaining_life(self.now - session.started) for session in together), self.limits.horizon)
         cost = sum(map(self.costs.gpu_seconds, together))
         return gain >= self.limits.smallest * len(together) and gain * life >= self.limits.advantage * cost
 
     def _move(self, session: Placed, to: Place, gain: float, together: list[Placed]) -> Move:
-        """With an equal part of the gain."""
+        """Return the move of one session, with an equal part of the gain."""
         part, cost = gain / len(together), self.costs.gpu_seconds(session)
         life = min(remaining_life(self.now - session.started), self.limits.horizon)
         others = "" if len(together) == 1 else f" with {len(together) - 1} more, so that their GPU is free"
@@ -118,7 +118,7 @@ class _Search:
                     f"worth {part * life:.0f} GPU-seconds against {cost:.0f}; {to.reason}")
 
     def _allowed(self, used: Counter[str], host: str) -> Bools:
-        """Devices of other hosts that may take part in one more move."""
+        """Return the devices of other hosts that may take part in one more move."""
         allowed = self.held.usable.copy()
         allowed[self.held.rows[host]] = False
         for name, count in used.items():
@@ -140,7 +140,7 @@ class _Search:
 
 
 def _leaving_gains(index: Index, sessions: list[Placed]) -> Floats:
-    """What fragmentation would fall by if each alone left, in devices' worth. (Negative: it would rise.)"""
+    """Return the decrease of fragmentation, in devices, if each session alone left. (Negative: it would rise.)"""
     if not sessions:
         return np.zeros(0)
     rows = np.array([index.rows[s.host] for s in sessions])
@@ -156,6 +156,6 @@ def _leaving_gains(index: Index, sessions: list[Placed]) -> Floats:
 
 
 def _arriving_loss(index: Index, session: Placed, to: Place) -> float:
-    """What fragmentation rises by at the destination, in devices' worth."""
+    """Return the increase of fragmentation at the destination, in devices."""
     there = Places(np.array([index.rows[to.host]]), np.array([list(to.devices)], dtype=np.int64))
     return float(gradient(index, session.demand, there)[0]) / WHOLE

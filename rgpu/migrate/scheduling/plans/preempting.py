@@ -12,7 +12,7 @@ from rgpu.migrate.scheduling.snapshot import Placed, Request
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Sessions to park, the place that this frees, and why."""
+    """Sessions to park, the place that becomes free, and why."""
 
     park: tuple[Placed, ...]
     room: Place
@@ -20,10 +20,10 @@ class Preemption:
 
 
 def preempt(index: Index, sessions: Iterable[Placed], head: Request) -> Preemption | None:
-    """The least set found on one host: lowest priorities first, then least compute, then youngest.
+    """Return the smallest set found on one host: lowest priorities first, then least compute, then youngest.
 
     Only sessions of a priority below the head's are parked, never pinned ones or promised places;
-    no session is in the answer that is not needed. None when no host can be cleared.
+    the result contains only sessions that are needed. None when no host can be cleared.
     """
     by_host: dict[str, list[Placed]] = {}
     for placed in sessions:
@@ -47,7 +47,7 @@ def preempt(index: Index, sessions: Iterable[Placed], head: Request) -> Preempti
 
 
 def _clear(index: Index, host: str, lower: list[Placed], head: Request) -> tuple[list[Placed], Place] | None:
-    """Park from the least important up until it fits; then take back each that was not needed."""
+    """Select sessions from the least important up until the head fits; then drop those that are not needed."""
     row = index.rows[host]
     trial, allowed = index.copy(), index.usable.copy()
     allowed[:] = False

@@ -1,8 +1,8 @@
 """Plans of moves that make room for the head of the queue, and when to undo fragmentation (:mod:`.consolidating`).
 
-A plan is worked out on a copy of the index and holds only if every session it moves has its place
-there, all at once (a source is freed only when all have moved: each destination is reserved first),
-and, for :func:`make_room`, the waiting request then fits. No session in its cool-down is in a plan.
+A plan is computed on a copy of the index. In it every session that moves must have its place,
+all at once (sources are freed only when all have moved: each destination is reserved first),
+and, for :func:`make_room`, the waiting request must then fit. No session in its cool-down is in a plan.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from rgpu.migrate.scheduling.index import Index
 from rgpu.migrate.scheduling.placing import Place, place
 from rgpu.migrate.scheduling.snapshot import Placed, Request
 
-TRIED_HOSTS = 12  #: hosts to clear that are worked out in full
+TRIED_HOSTS = 12  #: hosts to clear for which a full plan is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move of a plan: what it gains, and why."""
+    """One move of a plan, with its gain and reason."""
 
     session: Placed
     to: Place
-    gain: float  #: devices' worth less fragmented; 0 in a plan that makes room
+    gain: float  #: decrease of fragmentation, in devices; 0 in a plan that makes room
     reason: str
 
     def moved(self, now: float) -> Placed:
-        """The session after the move."""
+        """Return the session after the move."""
         return replace(self.session, host=self.to.host, devices=self.to.devices, moved=now)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Moves in their order, why, and what they cost together."""
+    """Moves in their order, with the reason and their total cost."""
 
     moves: tuple[Move, ...]
     reason: str
     cost: float  #: GPU-seconds
-    room: Place | None = None  #: where the waiting request then fits
+    room: Place | None = None  #: place of the waiting request after the moves
 
 
 def counted(moves: list[Move]) -> str:
-    """``1 move``, ``2 moves``."""
+    """Return the number of moves in words: ``1 move``, ``2 moves``."""
     return "1 move" if len(moves) == 1 else f"{len(moves)} moves"
 
 
@@ -57,15 +57,15 @@ def movable(placed: Placed, now: float, limits: Limits) -> bool:
 
 
 def request_of(placed: Placed) -> Request:
-    """The request that would bring the session where it is."""
+    """Return the request that corresponds to a placed session."""
     return Request(placed.name, placed.demand, placed.priority, placed.started, anti_affinity=placed.anti_affinity)
 
 
 def make_room(index: Index, sessions: Iterable[Placed], head: Request, now: float, costs: Costs, limits: Limits,
               busy: Counter[str] | None = None) -> Plan | None:
-    """The cheapest found set of moves after which ``head`` fits; None where there is none worth it.
+    """Return the cheapest set of moves found after which ``head`` fits; None where none is worth it.
 
-    ``busy``: moves under way, by host. Asked for when ``head`` fits nowhere though enough is free.
+    ``busy``: moves under way, by host. It is called when ``head`` fits nowhere though enough is free.
     """
     need, busy = head.demand, busy or Counter()
     if need.gpus == 0 or not _fits_in_total(index, head):
@@ -88,7 +88,7 @@ def make_room(index: Index, sessions: Iterable[Placed], head: Request, now: floa
 
 
 def _fits_in_total(index: Index, head: Request) -> bool:
-    """Whether what is free in all would do, were it in one place."""
+    """Whether the free capacity of the pool would be enough if it were in one place."""
     need = head.demand
     usable = np.where(index.usable, index.free(), 0)
     memory = np.where(index.usable, np.maximum(index.memory, 0), 0)
@@ -96,7 +96,7 @@ def _fits_in_total(index: Index, head: Request) -> bool:
 
 
 def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Request, costs: Costs) -> list[Placed]:
-    """Sessions of one host whose leaving makes room for ``head`` there; [] where none do."""
+    """Return the sessions of one host whose moves make room for ``head`` there; [] where there are none."""
     need, node = head.demand, index.nodes[row]
     if need.models and node.model not in need.models:
         return []
@@ -113,7 +113,7 @@ def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Req
             leaving.append(session)
             compute += session.demand.compute
             memory += session.demand.memory_mib
-        for session in reversed(list(leaving)):  # a later one may have been enough without it
+        for session in reversed(list(leaving)):  # a session selected later may be enough without it
             rest, kept = compute - session.demand.compute, memory - session.demand.memory_mib
             if rest >= need.compute and kept >= need.memory_mib:
                 leaving.remove(session)
@@ -132,7 +132,7 @@ def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Req
 
 def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now: float, cost: float, limits: Limits,
               busy: Counter[str]) -> Plan | None:
-    """The plan in full: a place elsewhere for each, then the head's; None when one has none."""
+    """Return the full plan: a place elsewhere for each session, then the head's; None when one has none."""
     trial, host = index.copy(), index.nodes[row].host
     used = Counter(busy)
     moves: list[Move] = []
@@ -166,7 +166,7 @@ class Alarm:
     on: bool = False
 
     def observe(self, share: float, now: float, limits: Limits) -> Alarm:
-        """The state after fragmentation of that share of the pool was seen at ``now``."""
+        """Return the state after a measured fragmentation, as a share of the pool, at ``now``."""
         if share <= limits.stop:
             return Alarm()
         if self.on:

@@ -1,9 +1,8 @@
 """Raw address space: reserve, back, release and view ranges at fixed addresses.
 
-Everything here is ``mmap(2)`` through ctypes. A *reservation* claims a whole
-range (PROT_NONE) with MAP_FIXED_NOREPLACE, so nothing of the process is ever
-overwritten; only inside its own reservation is MAP_FIXED used. Callers check
-ranges (:mod:`.memory`): these functions trust their arguments.
+Everything here is ``mmap(2)`` through ctypes. A *reservation* claims a whole range (PROT_NONE) with
+MAP_FIXED_NOREPLACE, so no other mapping of the process is ever overwritten; MAP_FIXED is used only inside the module's
+own reservations. Callers check ranges (:mod:`.memory`): these functions trust their arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Reservation:
         self._open = True
 
     def back(self, address: int, size: int) -> None:
-        """Fresh zeroed memory at a range of whole 4 KiB pages. Raises DeviceError(2) when the host has none."""
+        """Put fresh zeroed memory at a range of whole 4 KiB pages. Raises DeviceError(2) when the host has none."""
         try:
             mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.PRIVATE | mapping.FIXED)
         except OSError as error:
@@ -47,7 +46,7 @@ class Reservation:
             mapping.prefer_huge_pages(address, size)
 
     def share(self, address: int, size: int) -> int:
-        """Let backed memory, which nothing writes meanwhile, be that of a new descriptor, which is returned.
+        """Move backed memory, which nothing writes meanwhile, into a new descriptor, and return that.
 
         Raises DeviceError(2) when the host has no memory.
         """
@@ -57,7 +56,7 @@ class Reservation:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             for start in range(0, size, _HUGE):
                 piece = view(address + start, min(_HUGE, size - start))
-                if piece.any():  # what is zeros stays without pages
+                if piece.any():  # zeros need no pages
                     os.pwrite(fd, piece.data, start)
             mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.SHARED | mapping.FIXED, fd)
         except OSError as error:
@@ -66,14 +65,14 @@ class Reservation:
         return fd
 
     def back_by(self, address: int, size: int, fd: int) -> None:
-        """Let the beginning of a descriptor's memory stand here as well. Raises DeviceError(2)."""
+        """Map the beginning of a descriptor's memory at ``address`` as well. Raises DeviceError(2)."""
         try:
             mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.SHARED | mapping.FIXED, fd)
         except OSError as error:
             raise DeviceError(f"out of host memory: {error}", 2) from error
 
     def move(self, address: int, size: int, to: int) -> None:
-        """Let backed memory stand elsewhere in the reservation. Raises DeviceError(2)."""
+        """Move backed memory to another address in the reservation. Raises DeviceError(2)."""
         try:
             mapping.move(address, size, to)
         except OSError as error:
@@ -81,16 +80,15 @@ class Reservation:
         self.release(address, size)
 
     def release(self, address: int, size: int) -> None:
-        """Give the memory back.
+        """Release the memory.
 
-        The range stays readable (lazily zero, not accounted): a kernel that is
-        still using memory which the program freed too early must not end the
-        worker. Validity is judged by the range table, never by page faults.
+        The range stays readable (lazily zero, not accounted): a kernel that still uses memory which the program freed
+        too early must not end the worker. Validity is judged by the range table, never by page faults.
         """
         mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.PRIVATE | mapping.FIXED | mapping.NORESERVE)
 
     def close(self) -> None:
-        """Give the address range back."""
+        """Release the address range."""
         if self._open:
             self._open = False
             mapping.take_away(self.base, self.size)
@@ -101,12 +99,12 @@ def _raw(address: int, size: int) -> Any:
 
 
 def view(address: int, size: int) -> np.ndarray[Any, Any]:
-    """The bytes at ``address`` as a writable flat uint8 array that shares them."""
+    """Return the bytes at ``address`` as a writable flat uint8 array that shares them."""
     return np.frombuffer(_raw(address, size), np.uint8)
 
 
 def rows(address: int, pitch: int, width: int, height: int) -> np.ndarray[Any, Any]:
-    """``height`` rows of ``width`` bytes, ``pitch`` apart, as a writable 2-D uint8 array."""
+    """Return ``height`` rows of ``width`` bytes, ``pitch`` apart, as a writable 2-D uint8 array."""
     if height == 1 or pitch == width:
         return view(address, width * height).reshape(height, width)
     extent = pitch * (height - 1) + width

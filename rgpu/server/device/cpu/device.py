@@ -1,8 +1,8 @@
 """The ``cpu`` device: executes PTX and copies on the host's own cores and memory.
 
-A facade: memory and its checks are in :mod:`.memory`, what a stream may run
-when in :mod:`.schedule`, threads in :mod:`.streams`, what they execute in :mod:`.work`, modules and launch checks
-in :mod:`.modules`, copies of pages in :mod:`.staged`. See :class:`rgpu.checkpoint.device.Device` for the contract.
+A facade: memory and its checks are in :mod:`.memory`, the order of streams in :mod:`.schedule`, threads in
+:mod:`.streams`, the work that they execute in :mod:`.work`, modules and launch checks in :mod:`.modules`, copies of
+pages in :mod:`.staged`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 101, 400, 201, 600
 CLOSE_SECONDS = 5.0
-SETTLED = 10.0  #: seconds that work is waited for which uses memory that is to be mapped twice; the client has waited
+SETTLED = 10.0  #: seconds to wait for work that uses memory which is to be mapped twice; the client has waited
 
 
 class CpuDevice:
@@ -57,7 +57,7 @@ class CpuDevice:
     ``memory``: bytes for mappings and globals. ``threads``: host threads a
     kernel may use. ``host``: the node's name, part of the uuid. ``index``: the
     session's own number for the device, which decides the address range.
-    ``others``: further devices of the host that the session has; all of them
+    ``others``: the session's further devices of the host; all of them
     are this machine's cores and memory, and reach each other's.
     ``engine``: the PTX engine. ``text``: what kernels print.
     """
@@ -87,19 +87,19 @@ class CpuDevice:
         self._communicators = Communicators(lambda address, size: self._memory.check(address, size, "buffer"))
         self._collective_memory = collectives.CollectiveMemory(self._copies)
         self._contexts: dict[int, dict[int, int]] = {}
-        self._device_of: dict[int, int] = {}  #: of each context
+        self._device_of: dict[int, int] = {}  #: context → device
         self._clock_offset = -time.monotonic_ns()
         self._ring = HostRing()
         self._frames = host_pool(self)
         self._closed = False
 
     def resize(self, memory: int) -> None:
-        """Another quota for mappings and globals; only while nothing is mapped (a warm worker's device)."""
+        """Set the quota for mappings and globals, in bytes; only while nothing is mapped (a warm worker's device)."""
         self._memory.resize(memory)
         self.facts = replace(self.facts, total_memory=memory)
 
     def limit_host(self, size: int) -> None:
-        """Bytes that pinned memory may take; 0: no bound."""
+        """Set the bytes that pinned memory may take; 0: no bound."""
         self._memory.pinned_total = size
 
     # -- memory ---------------------------------------------------------------------
@@ -185,7 +185,7 @@ class CpuDevice:
             raise DeviceError(f"the session has {self._count} devices, and no device {device}", INVALID_DEVICE)
 
     def destroy_context(self, context: int) -> None:
-        """Its streams and events; with the last context also every module and allocation."""
+        """Destroy a context with its streams and events; with the last context, every module and allocation as well."""
         if self._contexts.pop(context, None) is None:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
         del self._device_of[context]
@@ -199,7 +199,7 @@ class CpuDevice:
             self._memory.free_all()
 
     def set_limit(self, context: int, limit: int, value: int) -> None:
-        """CUlimit; kept, nothing here depends on one."""
+        """Keep the value of a CUlimit; nothing here depends on it."""
         limits = self._contexts.get(context)
         if limits is None:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
@@ -223,12 +223,12 @@ class CpuDevice:
 
     def load(self, module: int, binary: bytes, options: bytes, library: bool, device: int = 0,
              places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
-        """Variables follow from the order of loads alone."""
+        """Load a module. Its variables' addresses follow from the order of loads alone: ``places`` is not used."""
         self._check_device(device)
         return self._modules.load(module, bytes(binary), self._first + device, options)
 
     def placed(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: no addresses were held for variables."""
 
     def unload(self, module: int) -> None:
         self._modules.unload(module)
@@ -270,10 +270,10 @@ class CpuDevice:
         self.array_to_memory(seq, stream, array, box)
 
     def spread_arrays(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: an array is its memory."""
 
     def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
-        """Nothing is to be done: handles are the session's own."""
+        """Do nothing: handles are the session's own."""
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:
@@ -296,7 +296,7 @@ class CpuDevice:
         self._streams.submit(op, stream, before)
 
     def _cancelled(self) -> bool:
-        """Whether the device is being closed: work that never ends by itself ends now."""
+        """Whether the device is being closed, so that work which never ends by itself must end."""
         return self._streams.cancel.is_set()
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
@@ -422,7 +422,7 @@ class CpuDevice:
             self._memory.state_view(address, size)[:] = 0 if data is None else np.frombuffer(data, np.uint8)
 
     def free_memory(self) -> int:
-        """Half of what the host could give: other sessions of this host want some, too."""
+        """Return half of the memory that the host could give, since other sessions of this host need memory as well."""
         return available_memory() // 2
 
     def stage(self, size: int) -> int:
@@ -461,7 +461,7 @@ class CpuDevice:
         self._clock_offset = now - time.monotonic_ns()
 
     def close(self) -> None:
-        """End all work and give the memory back; after a kernel that will not stop, leave its memory alone."""
+        """End all work and release the memory; where a kernel does not stop, its memory is left as it is."""
         if self._closed:
             return
         self._closed = True

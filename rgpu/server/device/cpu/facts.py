@@ -1,8 +1,7 @@
-"""What the ``cpu`` device says of itself: a Turing-class device without the hardware.
+"""The facts that the ``cpu`` device reports: a Turing-class device without the hardware.
 
-Attribute numbers are CUdevice_attribute (cuda.h). The values are those a
-compute capability 7.5 device gives, except where this device lacks the thing
-(textures, peers): there it says so.
+Attribute numbers are CUdevice_attribute (cuda.h). The values are those of a device of compute capability 7.5, except
+for features that this device lacks (textures, peers), which it reports as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ DRIVER_VERSION = 13000
 MULTIPROCESSORS = 16
 MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)
-REGISTERS = 65536  #: of a multiprocessor, as of a block
+REGISTERS = 65536  #: of a multiprocessor, and of a block
 MOST_BLOCKS = 16  #: of a multiprocessor
 MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_DEFAULT = 48 * 1024
@@ -72,9 +71,9 @@ _TURING: dict[int, int] = {
     141: 1, 145: 1,  # cuMemCreate on memory of the CPU
 }
 _LAST_ATTRIBUTE = 148
-MOST_PEERS = 30  #: devices that a mask in an attribute speaks of
+MOST_PEERS = 30  #: devices that the mask in an attribute covers
 
-#: Texture and surface limits: 7.5's, so that a program which only prints them is not surprised.
+#: Texture and surface limits: those of 7.5, for programs that only print them.
 _TEXTURE: dict[int, int] = {
     21: 131072, 22: 131072, 23: 65536, 24: 16384, 25: 16384, 26: 16384, 27: 32768, 28: 32768, 29: 2048,
     42: 32768, 43: 2048, 44: 1, 45: 32768, 46: 32768, 47: 8192, 48: 8192, 49: 32768, 52: 32768, 53: 32768,
@@ -85,7 +84,7 @@ _TEXTURE: dict[int, int] = {
 
 
 def device_uuid(host: str, ordinal: int) -> bytes:
-    """16 bytes, stable for (host, ordinal), different for different ones; an RFC 9562 version 8 UUID."""
+    """Return 16 bytes, stable for (host, ordinal), different for different ones; an RFC 9562 version 8 UUID."""
     raw = bytearray(blake3(f"rgpu cpu device\0{host}\0{ordinal}".encode()).digest(length=16))
     raw[6] = raw[6] & 0x0F | 0x80
     raw[8] = raw[8] & 0x3F | 0x80
@@ -93,16 +92,16 @@ def device_uuid(host: str, ordinal: int) -> bytes:
 
 
 def driver_version() -> int:
-    """RGPU_CPU_DRIVER_VERSION, so that pools of nodes with different drivers can be tried; default 13000."""
+    """Return RGPU_CPU_DRIVER_VERSION, with which pools of different drivers can be tried; default 13000."""
     text = os.environ.get("RGPU_CPU_DRIVER_VERSION", "")
     return int(text) if text.isdecimal() else DRIVER_VERSION
 
 
 def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
-    """Facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
+    """Make the facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
     pci = (0, ordinal + 1, 0)
     attributes = dict.fromkeys(range(1, _LAST_ATTRIBUTE + 1), 0) | _TEXTURE | _TURING
-    everyone = (1 << MOST_PEERS) - 1  # all of them are this machine's memory
+    everyone = (1 << MOST_PEERS) - 1  # every device is this machine's memory
     attributes |= {50: pci[0], 33: pci[1], 34: pci[2], ONLY_PTX: 1, PEERS: everyone, PEER_ATOMICS: everyone}
     return DeviceFacts(
         name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
@@ -111,7 +110,7 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be had without swapping, and within a container's limit; 0 where unknown."""
+    """Return the bytes of host memory available without swapping and within a container's limit; 0: unknown."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -123,7 +122,7 @@ def available_memory() -> int:
     return 0
 
 
-#: Files of a control group: its limit, what it uses, and its statistics with what of that is page cache.
+#: Files of a control group: its limit, its usage, its statistics; and the statistic that counts its idle page cache.
 _CONTAINERS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
@@ -132,7 +131,7 @@ _NO_LIMIT = 1 << 62
 
 
 def _left(files: tuple[str, str, str, str]) -> int:
-    """What a control group still allows, were its idle page cache dropped."""
+    """Return the bytes that a control group still allows once its idle page cache is dropped."""
     limit, used, statistics, idle = files
     try:
         found = int(Path(limit).read_text()) - int(Path(used).read_text())

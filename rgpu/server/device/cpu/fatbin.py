@@ -10,7 +10,7 @@ format, e.g. ZLUDA's and n-eiling/cuda-fatbin-decompression's):
              28 u32 target (75 for sm_75) · 40 u64 flags · 56 u64 size after decompression
     flags    0x2000 LZ4 block · 0x8000 zstd frame
 
-The bytes come from the program: every size is checked before it is used, and
+The bytes are the program's: every size is checked before it is used, and
 a decompressed size is bounded.
 """
 
@@ -49,7 +49,7 @@ def _bad(offset: int, reason: str) -> DeviceError:
 
 
 def entries(binary: bytes, start: int = 0) -> list[Entry]:
-    """The entries of the fat binary at ``start``. Raises DeviceError(200) where it is malformed."""
+    """Return the entries of the fat binary at ``start``. Raises DeviceError(200) where it is malformed."""
     if len(binary) - start < 16:
         raise _bad(start, "cut short in the header")
     magic, version, header_size, size = struct.unpack_from("<IHHQ", binary, start)
@@ -59,7 +59,7 @@ def entries(binary: bytes, start: int = 0) -> list[Entry]:
         raise _bad(start + 4, f"version {version}, header size {header_size}")
     at, end = start + header_size, start + header_size + size
     if end > len(binary):
-        raise _bad(start + 8, f"says {size} bytes of entries, {len(binary) - at} are there")
+        raise _bad(start + 8, f"announces {size} bytes of entries, {len(binary) - at} are there")
     found = []
     while at < end:
         entry, at = _entry(binary, at, end)
@@ -85,7 +85,7 @@ def _entry(binary: bytes, at: int, end: int) -> tuple[Entry, int]:
 
 
 def decompress(entry: Entry) -> bytes:
-    """The entry's text or ELF. Raises DeviceError(200) if it does not decompress."""
+    """Return the entry's text or ELF. Raises DeviceError(200) if it does not decompress."""
     if not entry.flags & (FLAG_LZ4 | FLAG_ZSTD):
         return entry.payload
     if not 0 < entry.decompressed <= MAX_PTX:
@@ -101,17 +101,17 @@ def decompress(entry: Entry) -> bytes:
 def _zstd(entry: Entry) -> bytes:
     """Unpack the payload's first frame in one call.
 
-    A frame's own header may announce any size, and as much would be allocated: it is held against the entry's, which
-    is bounded, before. Raises ValueError where it is more.
+    A frame's own header may announce any size, and as much would be allocated: it is compared with the entry's size,
+    which is bounded, before. Raises ValueError where it is more.
     """
-    announced = zstandard.frame_content_size(entry.payload)  # -1: the frame does not say; then the entry's is the bound
+    announced = zstandard.frame_content_size(entry.payload)  # -1: the frame has no size; then the entry's is the bound
     if announced > entry.decompressed:
         raise ValueError(f"more than the announced {entry.decompressed} bytes")
     return zstandard.ZstdDecompressor().decompress(entry.payload, max_output_size=entry.decompressed)
 
 
 def select_ptx(binary: bytes, max_target: int, start: int = 0) -> bytes:
-    """The PTX for the highest target that is not above ``max_target``. Raises DeviceError(209)."""
+    """Return the PTX for the highest target that is not above ``max_target``. Raises DeviceError(209)."""
     found = entries(binary, start)
     usable = [entry for entry in found if entry.kind == KIND_PTX and entry.target <= max_target]
     if usable:
@@ -128,10 +128,10 @@ def _names(targets: list[int]) -> str:
 
 
 def extract_ptx(binary: bytes, max_target: int) -> str:
-    """The PTX text of whatever a program may load.
+    """Return the PTX text of anything that a program may load.
 
-    Raises DeviceError: 209 where there is machine code only, 200 for what is
-    no module binary at all, 218 for text that is not PTX's character set.
+    Raises DeviceError: 209 where there is machine code only, 200 for bytes that are no module binary at all, 218 for
+    text outside PTX's character set.
     """
     if binary[:4] == _MAGIC_BYTES:
         binary = select_ptx(binary, max_target)
@@ -151,7 +151,7 @@ def extract_ptx(binary: bytes, max_target: int) -> str:
 
 
 def find_embedded(data: bytes, start: int = 0) -> int | None:
-    """Offset of the next well-formed fat binary inside an object or an archive."""
+    """Return the offset of the next well-formed fat binary inside an object or an archive; None: there is none."""
     at = data.find(_MAGIC_BYTES, start)
     while at >= 0:
         try:
@@ -163,7 +163,7 @@ def find_embedded(data: bytes, start: int = 0) -> int | None:
 
 
 def embedded_ptx(data: bytes, max_target: int) -> list[str]:
-    """PTX of every fat binary inside an object or archive, in order; one without PTX raises DeviceError(209)."""
+    """Return the PTX of every fat binary in an object or archive, in order; one without PTX raises DeviceError(209)."""
     texts = []
     at = find_embedded(data)
     while at is not None:

@@ -1,11 +1,10 @@
 """Executable graphs on the ``cpu`` device: nodes one after the other, in an order that their edges allow.
 
-A launch is one piece of ordered work. It takes the nodes as they are when it
-is given to its stream, so that an update meanwhile concerns later launches,
-and comes behind the graph's own launch before it, whatever streams they are in.
+A launch is one op. It takes the nodes as they are when it is submitted to its stream, so that a later update affects
+later launches only, and follows the graph's previous launch, whatever streams they are in.
 
-A conditional node asks its condition when it is reached; kernels of the launch set conditions by their handles.
-One that has no value at a launch's beginning is 0 until a kernel sets it.
+A conditional node reads its condition when it is reached; kernels of the launch set conditions by their handles. A
+condition without a value at the beginning of a launch is 0 until a kernel sets it.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ Run = Callable[[], None]
 
 
 class LaunchWork(Protocol):
-    """What the device makes of a kernel node: checks it now, returns what executes it."""
+    """The device's part for kernel nodes: checks a node now and returns what executes it."""
 
     def launch_work(self, launch: Launch, conditions: dict[int, int]) -> Run:
         """Return what runs a kernel launch; it may set ``conditions``, by handle."""
 
 
 class CopyWork(Protocol):
-    """The same for copies and memsets."""
+    """The device's part for copies and memsets."""
 
     def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
                   height: int) -> Run:
@@ -60,9 +59,9 @@ class _Exec:
     nodes: list[Node]
     runs: list[Run | None]  #: None: checked again at the next launch
     last: Op | None = None
-    first: dict[int, int] = field(default_factory=dict)  #: conditions when a launch begins, by handle
+    first: dict[int, int] = field(default_factory=dict)  #: conditions at the beginning of a launch, by handle
     conditions: dict[int, int] = field(default_factory=dict)  #: of the launch that runs
-    spans: list[Span] | None = None  #: where that launch notes its nodes' times; None: it does not
+    spans: list[Span] | None = None  #: where that launch notes its nodes' times; None: times are not noted
 
 
 class Graphs:
@@ -74,7 +73,7 @@ class Graphs:
         self._execs: dict[int, _Exec] = {}
 
     def instantiate(self, number: int, context: int, nodes: list[Node]) -> None:
-        """Raises :class:`DeviceError` (400) for a number in use."""
+        """Make an executable graph. Raises :class:`DeviceError` (400) for a number in use."""
         if number in self._execs:
             raise DeviceError(f"graph {number} exists", INVALID_HANDLE)
         self._execs[number] = _Exec(context, nodes, [None] * len(nodes), first=_first(nodes))
@@ -96,7 +95,7 @@ class Graphs:
         self._execs = {number: found for number, found in self._execs.items() if found.context != context}
 
     def launch(self, seq: int, number: int, timed: bool = False) -> tuple[Op, Op | None]:
-        """(the work, the launch that it comes behind); ``timed``: it notes its nodes' times.
+        """Return (the op, the earlier launch that it must follow); ``timed``: the op notes its nodes' times.
 
         Raises :class:`DeviceError` as the node's own call would.
         """
@@ -172,7 +171,7 @@ def _first(nodes: list[Node]) -> dict[int, int]:
 
 
 def _noting(node: KernelNode | MemsetNode | CopyNode, run: Run, graph: _Exec) -> Run:
-    """``run``, which also notes when it ran, in launches that a profiler sees."""
+    """Wrap ``run`` so that it also notes when it ran, in launches that a profiler observes."""
     def execute() -> None:
         if graph.spans is None:
             run()
@@ -193,4 +192,4 @@ def _span(node: KernelNode | MemsetNode | CopyNode, start: int, end: int) -> Spa
 
 
 def _nothing() -> None:
-    """A disabled or empty node."""
+    """Execute a disabled or empty node."""

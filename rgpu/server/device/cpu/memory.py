@@ -31,9 +31,9 @@ from rgpu.session.errors import DeviceError
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 GLOBAL_ALIGNMENT = 256
 SYSTEM_PAGE = 4096  #: of the client
-ALLOCATION_UNIT = 512  #: where a driver lets allocations begin
+ALLOCATION_UNIT = 512  #: alignment of a driver's allocations
 GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session, whatever its quota …
-GLOBALS_FREE = 64 << 20  #: … and what each may have, however small that is; else as much as its quota
+GLOBALS_FREE = 64 << 20  #: … and the least that each may use, however small its quota; else as much as its quota
 _PAGE = 4096  #: of the host
 
 
@@ -54,7 +54,7 @@ def round_up(value: int, unit: int) -> int:
 
 
 def check_foreign(fd: int, size: int) -> None:
-    """Raise :class:`DeviceError` unless a descriptor is memory of so many bytes that nobody can make smaller."""
+    """Raise :class:`DeviceError` unless the descriptor is memory of ``size`` bytes that is sealed against resizing."""
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     try:
         sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
@@ -65,15 +65,15 @@ def check_foreign(fd: int, size: int) -> None:
 
 
 def _edges(address: int, size: int) -> set[int]:
-    """The first and the last 4 KiB page of a range."""
+    """Return the first and the last 4 KiB page of a range."""
     return {address // _PAGE * _PAGE, (address + size - 1) // _PAGE * _PAGE}
 
 
 class Memory:
     """See the module docstring.
 
-    ``total``: bytes that mappings of one device may take together, rounded up to
-    a granule (it is the session's quota, which the client keeps; module variables
+    ``total``: bytes that the mappings of one device may take together, rounded up to
+    a granule (it is the session's quota, which the client enforces; module variables
     come on top of it, with a limit of their own). ``index``, ``count``: the
     session's numbers of its devices are index to index + count - 1.
     """
@@ -96,7 +96,7 @@ class Memory:
             raise
         self._lock = threading.Lock()
         self._mappings: dict[int, int] = {}
-        self._serials: dict[int, int] = {}  #: by address of a mapping
+        self._serials: dict[int, int] = {}  #: address of a mapping → its serial
         self._mapped_ever = 0
         self._aliases: dict[int, tuple[int, int]] = {}  #: address → (size, address of the mapping)
         self._shared: dict[int, int] = {}  #: address of a mapping that has or had aliases → its memory's descriptor
@@ -107,22 +107,22 @@ class Memory:
         self._pinned_edges: Counter[int] = Counter()
         self._globals: dict[int, tuple[int, int, tuple[PlacedGlobal, ...]]] = {}
         self._next_global = [base + addresses.GLOBALS_OFFSET for base in self._bases]
-        self.valid = RangeTable()  #: swapped whole at each change
+        self.valid = RangeTable()  #: replaced as a whole at each change
 
     # -- mappings ---------------------------------------------------------------
     def resize(self, total: int) -> None:
-        """Another total. Raises :class:`DeviceError` once something is mapped."""
+        """Set ``total``. Raises :class:`DeviceError` once something is mapped."""
         if any(self._used):
             raise DeviceError("the device is in use: its memory cannot be changed", INVALID_VALUE)
         self.total = round_up(total, addresses.GRANULE)
 
     @property
     def used(self) -> int:
-        """Bytes that are mapped, of all devices."""
+        """Mapped bytes of all devices."""
         return sum(self._used)
 
     def _of(self, address: int) -> int:
-        """Whose range it is in, as an index into what is kept of each device; the first where it is in none."""
+        """Return the index of the device in whose range the address is; 0 where it is in none."""
         return next((n for n, base in enumerate(self._bases) if base <= address < base + addresses.DEVICE_STRIDE), 0)
 
     def map(self, address: int, size: int) -> None:
@@ -147,7 +147,7 @@ class Memory:
             self._mapped = self._mapped.added(address, size)
 
     def unmap(self, address: int, size: int) -> None:
-        """Take away a mapping as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
+        """Remove a whole mapping in which nothing valid lies. Raises :class:`DeviceError`."""
         with self._lock:
             if self._mappings.get(address) != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
@@ -164,7 +164,7 @@ class Memory:
                 os.close(self._shared.pop(address))
 
     def _place(self, address: int, size: int, source: int) -> addressspace.Reservation:
-        """The reservation in which a mapping can be at ``address`` as well. Lock held. Raises :class:`DeviceError`."""
+        """Return the reservation that can hold a mapping at ``address`` too. Lock held. Raises :class:`DeviceError`."""
         device = self._of(address)
         if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE or device != self._of(source) or not (
                 self._bases[device] <= address <= self._bases[device] + addresses.ALLOCATION_SIZE - size):
@@ -179,9 +179,9 @@ class Memory:
             return address in self._shared
 
     def alias(self, address: int, size: int, source: int) -> None:
-        """Let the mapping at ``source``, all ``size`` bytes of it, be at ``address``, too. Raises :class:`DeviceError`.
+        """Map the whole mapping at ``source``, of ``size`` bytes, at ``address`` as well. Raises :class:`DeviceError`.
 
-        The first time nothing may write the mapping meanwhile: its memory is made one that can be mapped twice.
+        For a mapping's first alias nothing may write it meanwhile: its memory is moved into a descriptor.
         """
         with self._lock:
             whole = self._mappings.get(source, 0)
@@ -195,7 +195,7 @@ class Memory:
             self._mapped = self._mapped.added(address, size)
 
     def holding(self, address: int, size: int) -> list[tuple[int, int]]:
-        """(address, bytes) of the mappings that hold an allocation, in order. Raises :class:`DeviceError`."""
+        """Return (address, bytes) of the mappings under an allocation, in order. Raises :class:`DeviceError`."""
         with self._lock:
             if self._allocations.get(address) != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not an allocation", INVALID_VALUE)
@@ -206,8 +206,7 @@ class Memory:
         return found
 
     def share(self, address: int, size: int) -> None:
-        """Let a mapping's memory be one that can be mapped elsewhere, too; nothing may write it meanwhile the first
-        time. Raises :class:`DeviceError`."""
+        """Make a mapping's memory shareable. The first time, nothing may write it meanwhile. Raises DeviceError."""
         with self._lock:
             if self._mappings.get(address) != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
@@ -215,15 +214,14 @@ class Memory:
                 self._shared[address] = self._devices[self._of(address)].share(address, size)
 
     def descriptor(self, address: int, size: int) -> int:
-        """A descriptor, the caller's, of a mapping that was shared. Raises :class:`DeviceError`."""
+        """Return a descriptor, which the caller owns, of a mapping that was shared. Raises :class:`DeviceError`."""
         with self._lock:
             if self._mappings.get(address) != size or address not in self._shared:
                 raise DeviceError(f"{address:#x}+{size:#x} is mapped no more", INVALID_VALUE)
             return os.dup(self._shared[address])
 
     def map_foreign(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
-        """Map other workers' memory, (descriptor, bytes) each. It counts towards nothing. Raises :class:`DeviceError`.
-        """
+        """Map other workers' memory, (descriptor, bytes) each, outside every quota. Raises :class:`DeviceError`."""
         whole = sum(size for _, size in pieces)
         for fd, size in pieces:
             check_foreign(fd, size)
@@ -237,7 +235,7 @@ class Memory:
             self._mapped = self._mapped.added(address, whole)
 
     def unmap_foreign(self, address: int) -> None:
-        """Take away other workers' memory, in which nothing valid lies. Raises :class:`DeviceError`."""
+        """Remove other workers' memory, in which nothing valid lies. Raises :class:`DeviceError`."""
         with self._lock:
             size = self._foreign.get(address, 0)
             if not size or self.valid.overlaps(address, size):
@@ -248,12 +246,12 @@ class Memory:
             self._devices[self._of(address)].release(address, size)
 
     def allocated(self, address: int, size: int) -> bool:
-        """Whether that is an allocation, as it was made."""
+        """Whether the range is exactly one allocation."""
         with self._lock:
             return self._allocations.get(address) == size
 
     def unalias(self, address: int, size: int) -> None:
-        """Take away an alias as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
+        """Remove a whole alias in which nothing valid lies. Raises :class:`DeviceError`."""
         with self._lock:
             if self._aliases.get(address, (0, 0))[0] != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not an alias", INVALID_VALUE)
@@ -264,7 +262,7 @@ class Memory:
             self._devices[self._of(address)].release(address, size)
 
     def move(self, address: int, size: int, to: int) -> None:
-        """Let a mapping, which nothing valid lies in, be at ``to``. Raises :class:`DeviceError`."""
+        """Move a mapping in which nothing valid lies to ``to``. Raises :class:`DeviceError`."""
         with self._lock:
             if self._mappings.get(address) != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
@@ -281,7 +279,7 @@ class Memory:
                              for at, (length, source) in self._aliases.items()}
 
     def serial(self, address: int, size: int) -> int | None:
-        """Tells one mapping from others that were at the same address; None if nothing is mapped so."""
+        """Return a number that is unique to this mapping, also among earlier ones at its address; None: no mapping."""
         with self._lock:
             return self._serials[address] if self._mappings.get(address) == size else None
 
@@ -305,12 +303,12 @@ class Memory:
             self.valid = self.valid.removed(address, size)
 
     def free_all(self) -> None:
-        """Every allocation, as the end of the last context does."""
+        """Free every allocation, as the end of the last context does."""
         for address in list(self._allocations):
             self.free(address)
 
     def host_allocate(self, address: int, size: int) -> None:
-        """A zeroed mirror, at any alignment: neighbours may share their first and last 4 KiB."""
+        """Allocate a zeroed mirror, at any alignment: neighbours may share their first and last 4 KiB."""
         low, high = addresses.PINNED_BASE, addresses.PINNED_BASE + addresses.PINNED_SIZE
         if size <= 0 or address < low or address + size > high:
             raise DeviceError(f"pinned range {address:#x}+{size:#x} is outside the pinned range", INVALID_VALUE)
@@ -343,7 +341,7 @@ class Memory:
                 self._pinned_space.release(begin, end - begin)
 
     def _own_pages(self, address: int, size: int) -> tuple[int, int]:
-        """The whole pages of a pinned range, without an edge that a neighbour uses."""
+        """Return (begin, end) of the whole pages of a pinned range, without an edge page that a neighbour uses."""
         begin, end = address // _PAGE * _PAGE, round_up(address + size, _PAGE)
         if self._pinned_edges[begin]:
             begin += _PAGE
@@ -354,9 +352,10 @@ class Memory:
     # -- module globals -----------------------------------------------------------
     def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0,
                      managed: frozenset[str] = frozenset()) -> tuple[PlacedGlobal, ...]:
-        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2).
+        """Return places for the (name, size, alignment) … of the device's next module. Raises DeviceError(2).
 
-        Those of ``managed`` come last, in system pages of their own: the client protects whole pages.
+        Nothing is changed. Variables in ``managed`` come last, in system pages of their own: the client protects whole
+        pages.
         """
         base = at = self._next_global[device - self._first]
         placed = []
@@ -373,14 +372,14 @@ class Memory:
         return tuple(placed)
 
     def _check_globals(self, more: int) -> None:
-        """Raise DeviceError(2), as loading a module that does not fit does, where that is more than is allowed."""
+        """Raise DeviceError(2), as loading a module that does not fit does, where ``more`` bytes exceed the limit."""
         limit = min(GLOBALS_LIMIT, max(GLOBALS_FREE, self.total))
         if self._globals_used + more > limit:
             raise DeviceError(f"{more} bytes of module globals beside {self._globals_used}: the session may have "
                               f"{limit}", OUT_OF_MEMORY)
 
     def place_globals(self, module: int, placed: tuple[PlacedGlobal, ...]) -> None:
-        """Back what :meth:`plan_globals` planned. The next module starts at the next 64 KiB page."""
+        """Back the places of :meth:`plan_globals`. The next module starts at the next 64 KiB page."""
         if not placed:
             return
         with self._lock:
@@ -411,8 +410,10 @@ class Memory:
             self._devices[self._of(base)].release(base, size)
 
     def reachable(self) -> list[tuple[int, int]]:
-        """``[base, end)`` of what kernels may touch: what is valid, and behind an allocation the rest of its
-        512 bytes. No other allocation begins there, and a GPU, which knows pages only, lets a kernel read on, too."""
+        """Return ``[base, end)`` of what kernels may touch: valid memory, and the rest of an allocation's last 512
+        bytes. No other allocation begins there, and a GPU, which checks whole pages only, lets a kernel read there,
+        too.
+        """
         with self._lock:
             padded = [(address, round_up(address + size, ALLOCATION_UNIT)) for address, size in
                       self._allocations.items()]
@@ -426,14 +427,14 @@ class Memory:
                               address=address, size=size)
 
     def check_rows(self, address: int, pitch: int, width: int, height: int, what: str) -> None:
-        """Check as :meth:`check` does ``height`` rows of ``width`` bytes, ``pitch`` bytes apart."""
+        """Check ``height`` rows of ``width`` bytes, ``pitch`` bytes apart, as :meth:`check` does."""
         if min(pitch, width, height) < 0 or (height > 1 and pitch < width):
             raise DeviceError(f"{what}: pitch {pitch} is less than the width {width}", INVALID_VALUE)
         if width and height:
             self.check(address, pitch * (height - 1) + width, what)
 
     def regions(self) -> list[Region]:
-        """All state, by address: whole mappings, each global, each mirror."""
+        """Return all state by address: whole mappings, each global, each mirror."""
         with self._lock:
             found = [Region(a, s, "mapped") for a, s in self._mappings.items()]
             found += [Region(g.address, g.size, "global", g.module, g.name)
@@ -442,13 +443,13 @@ class Memory:
         return sorted(found, key=lambda region: region.address)
 
     def state_view(self, address: int, size: int) -> np.ndarray[Any, Any]:
-        """Bytes inside one region (mapped memory counts, allocated or not). Raises DeviceError(1)."""
+        """Return bytes inside one region (mapped memory counts, allocated or not). Raises DeviceError(1)."""
         if size < 0 or not (self._mapped.contains(address, size) or self.valid.contains(address, size)):
             raise DeviceError(f"{address:#x}+{size:#x} is not in a region of the session", INVALID_VALUE)
         return addressspace.view(address, size)
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         self.valid = self._mapped = RangeTable()
         for device in self._devices:
             device.close()
@@ -459,7 +460,7 @@ class Memory:
 
 
 def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that overlap or touch, as one."""
+    """Merge ranges that overlap or touch."""
     united: list[tuple[int, int]] = []
     for base, end in sorted(ranges):
         if united and base <= united[-1][1]:

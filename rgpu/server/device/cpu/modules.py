@@ -43,7 +43,7 @@ _JIT_MAX_REGISTERS = 0
 
 
 class Engine(Protocol):
-    """What this file needs of the PTX engine; tests inject a stub."""
+    """The interface of the PTX engine that this file needs; tests inject a stub."""
 
     PtxError: type[Exception]
     MemoryRanges: Any
@@ -74,10 +74,10 @@ class Module:
 
 
 def check_version(text: str) -> None:
-    """Raises DeviceError(222) for a PTX language newer than this device knows."""
+    """Raise DeviceError(222) for a newer PTX language than this device supports."""
     match = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", text, re.M)
     if match and int(match[1]) > MAX_PTX_MAJOR:
-        raise DeviceError(f"unsupported .version {match[1]}.{match[2]}: this device knows PTX up to "
+        raise DeviceError(f"unsupported .version {match[1]}.{match[2]}: this device supports PTX up to "
                           f"{MAX_PTX_MAJOR}.x", UNSUPPORTED_PTX_VERSION)
 
 
@@ -85,7 +85,7 @@ class Modules:
     """All modules of one device, by the client's handle."""
 
     def __init__(self, memory: Memory, engine: Engine, notes: LoadNotes | None = None) -> None:
-        """``notes``: gets the time of each stage of a load."""
+        """Make an empty table. ``notes``: gets the time of each stage of a load."""
         self._notes = notes or LoadNotes()
         self._memory = memory
         self._engine = engine
@@ -93,7 +93,7 @@ class Modules:
 
     # -- loading ------------------------------------------------------------------
     def load(self, handle: int, binary: bytes, device: int = 0, options: bytes = b"") -> tuple[ModuleTable, str]:
-        """Compile, place and initialise. Raises DeviceError: 200, 209, 218, 222, 2 (see the message)."""
+        """Compile, place and initialise a module. Raises DeviceError: 200, 209, 218, 222, 2 (see the message)."""
         if handle in self._modules:
             raise DeviceError(f"module {handle} exists", INVALID_HANDLE)
         try:
@@ -122,7 +122,7 @@ class Modules:
             return _described(linked, placed, parsed)
 
     def _place(self, handle: int, parsed: Any, device: int) -> tuple[Any, tuple[PlacedGlobal, ...]]:
-        """Give the module's variables their places and first values; returns the linked module and the variables."""
+        """Place the module's variables and set their first values; returns the linked module and the variables."""
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
         managed = frozenset(name for name, info in parsed.globals.items() if info.managed)
@@ -162,12 +162,12 @@ class Modules:
         return module, module.kernels[function]
 
     def attributes(self, handle: int, function: int) -> tuple[int, ...]:
-        """Attributes of a kernel, as in the table: nothing is loaded lazily here."""
+        """Return the attributes of a kernel, as in the table: nothing is loaded lazily here."""
         module, _ = self.kernel(handle, function)
         return module.table.functions[function].attributes
 
     def set_attribute(self, handle: int, function: int, attribute: int, value: int) -> None:
-        """Dynamic shared memory up to the opt-in limit; carve-out and cluster hints are taken and ignored."""
+        """Set dynamic shared memory, up to the opt-in limit; carve-out and cluster hints are accepted and ignored."""
         _, kernel = self.kernel(handle, function)
         if attribute == ATTRIBUTE_MAX_DYNAMIC_SHARED:
             if not 0 <= value <= facts.SHARED_OPTIN - kernel.info.static_shared:
@@ -178,7 +178,7 @@ class Modules:
 
     # -- linking ------------------------------------------------------------------
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes = b"") -> tuple[bytes, str]:
-        """One PTX module binary from cuLink* inputs, and a log. Raises DeviceError."""
+        """Link cuLink* inputs, (type, name, bytes) each, to one PTX text; returns it and a log. Raises DeviceError."""
         texts: list[tuple[str, str]] = []
         notes: list[str] = []
         for kind, name, data in inputs:
@@ -191,7 +191,7 @@ class Modules:
                 except DeviceError as error:
                     if kind == INPUT_OBJECT or error.result != NO_BINARY_FOR_GPU:
                         raise
-                    # Only a library that is needed must be usable: what is missing then is named at the load.
+                    # A library matters only if its symbols are used: what is missing then is named at the load.
                     notes.append(f"{label} is left out: {error.message}")
             elif kind == INPUT_CUBIN:
                 raise DeviceError(f"{label} is machine code (a cubin): the cpu device links PTX only",
@@ -204,7 +204,7 @@ class Modules:
 
     # -- launching ------------------------------------------------------------------
     def check_launch(self, launch: Launch) -> tuple[Module, Kernel]:
-        """What cuLaunchKernel checks at the call. Raises DeviceError: 1, 400, 701, 720, 801."""
+        """Check what cuLaunchKernel checks at the call. Raises DeviceError: 1, 400, 701, 720, 801."""
         module, kernel = self.kernel(launch.module, launch.function)
         for axis, (size, limit) in enumerate(zip(launch.grid + launch.block, facts.MAX_GRID + facts.MAX_BLOCK,
                                                  strict=True)):
@@ -231,14 +231,14 @@ class Modules:
 
 
     def compile(self, module: Module, kernel: Kernel) -> None:
-        """Compile a kernel, unless it is. Raises DeviceError(2) for one that comes to the compiler's limits."""
+        """Compile a kernel, unless it is compiled. Raises DeviceError(2) for one that exceeds the compiler's limits."""
         try:
             module.linked.compile(kernel.name)
         except self._engine.PtxError as error:
             reason = f"{kernel.name}: {getattr(error, 'reason', error)}"
             log.warning("a kernel was not compiled", reason=reason)
             raise DeviceError(reason, OUT_OF_MEMORY) from error
-        except Exception as error:  # noqa: BLE001 - its execution says so
+        except Exception as error:  # noqa: BLE001 - its execution reports it
             log.info("a kernel was not compiled yet", kernel=kernel.name, reason=str(error)[:500])
 
 
@@ -251,7 +251,7 @@ def _described(linked: Any, placed: tuple[PlacedGlobal, ...], parsed: Any) -> tu
 
 
 def _max_registers(options: bytes) -> int:
-    """CU_JIT_MAX_REGISTERS of a program's JIT options (pairs of i32 and i64); 0 where it is not among them."""
+    """Return CU_JIT_MAX_REGISTERS of a program's JIT options (pairs of i32 and i64); 0 where it is not among them."""
     if len(options) % _OPTION.size:
         raise DeviceError(f"JIT options of {len(options)} bytes", INVALID_VALUE)
     return next((value & 0xFFFF for option, value in _OPTION.iter_unpack(options) if option == _JIT_MAX_REGISTERS), 0)
@@ -268,7 +268,7 @@ def _kernel(name: str, info: Any) -> Kernel:
 
 
 def _most_blocks(kernel: Kernel, threads: int, shared: int) -> int:
-    """How many blocks the multiprocessors that the device says it has would run at once."""
+    """Return how many blocks fit on the device's multiprocessors at once, by the numbers that it reports."""
     warps = -(-threads // 32)
     registers = -(-kernel.info.num_regs // 8) * 8 * 32 * warps
     memory = kernel.info.static_shared + shared
@@ -278,7 +278,7 @@ def _most_blocks(kernel: Kernel, threads: int, shared: int) -> int:
 
 
 def _attributes(kernel: Kernel) -> tuple[int, ...]:
-    """CUfunction_attribute 0…15; −1 for what has no answer here."""
+    """Return CUfunction_attribute 0…15; −1 for those without a value here."""
     info = kernel.info
     return (kernel.max_threads, info.static_shared, int(getattr(info, "const_bytes", 0)), info.local_bytes,
             info.num_regs, MAX_TARGET, MAX_TARGET, 0, kernel.max_dynamic_shared, -1, 0, 0, 0, 0, 0, 0)

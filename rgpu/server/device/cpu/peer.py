@@ -1,11 +1,10 @@
 """A ``cpu`` device's memory for another worker of the same host: read through a descriptor, at the same addresses.
 
-The descriptor is of ``/proc/self/mem``, opened for reading by the process whose
-memory it is (proc(5)): it stays bound to that address space wherever it is sent,
-and reading it changes nothing there, no page is made and no mapping turned into
-a shared one. Reading what the session unmapped gives zeros or fails with EIO,
-never a signal. It opens more than the session's own memory to its holder:
-a process of the same user, which holds the other end of the move's sealed link.
+The descriptor is of ``/proc/self/mem``, opened for reading by the process that owns the memory (proc(5)): it stays
+bound to that address space wherever it is sent. Reading through it changes nothing there: no page is made, and no
+mapping becomes shared. Reading what the session unmapped gives zeros or fails with EIO, never a signal. The descriptor
+exposes more than the session's own memory to its holder: a process of the same user at the other end of the move's
+sealed link.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class CpuPeer:
         if serial is None:
             raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
         try:
-            privileges.show_memory()  # the kernel lets nobody else, and only a process that shows itself, open it
+            privileges.show_memory()  # the kernel lets only the process itself open it, and only while it is dumpable
             try:
                 return serial, os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
             finally:
@@ -52,7 +51,7 @@ class CpuPeer:
         try:
             for address, size, serial, fd in granted:
                 taken.append(Imported(address, size, serial, os.dup(fd)))
-                os.pread(taken[-1].place, 1, address)  # what is no memory fails here
+                os.pread(taken[-1].place, 1, address)  # fails here if it is no memory
         except (OSError, OverflowError) as error:
             self.dismiss(taken)
             raise DeviceError(f"memory of another worker cannot be read: {error}", INVALID_VALUE) from error
@@ -68,7 +67,7 @@ class CpuPeer:
 
 
 def _read(fd: int, address: int, room: Any) -> None:
-    """All of ``room`` from ``address`` on; other threads run meanwhile."""
+    """Fill ``room`` from ``address`` on; other threads run meanwhile."""
     at = 0
     while at < len(room):
         try:

@@ -1,9 +1,9 @@
-"""What kernels of the ``cpu`` device print: kept until the session takes it.
+"""Text that kernels of the ``cpu`` device print: kept until the session takes it.
 
 Implements :class:`rgpu.server.worker.session_text.DeviceText`. A GPU prints into a
 buffer of fixed size, and what does not fit is lost. Here a launch may print
-:data:`LAUNCH_LIMIT` bytes and loses what is beyond, at the same byte in every
-replay; and a launch begins late while much is waiting.
+:data:`LAUNCH_LIMIT` bytes and loses the rest, from the same byte on in every
+replay; and a launch begins late while more than :data:`CROWDED` bytes wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 LAUNCH_LIMIT = 16 * 1024 * 1024  #: bytes that one launch may print
 CROWDED = 16 * 1024 * 1024  #: bytes waiting, beyond which launches wait
-PATIENCE = 1.0  #: seconds that a launch waits: perhaps nobody takes it
+PATIENCE = 1.0  #: seconds that a launch waits at most: the text is perhaps not taken at all
 
 
 class Printed:
@@ -37,10 +37,10 @@ class Printed:
         return self._size
 
     def flush(self) -> None:
-        """Text is here before the launch that printed it is complete."""
+        """Do nothing: the text is here before the launch that printed it is complete."""
 
     def take(self, most: int) -> bytes:
-        """Take ``most`` bytes at most of what kernels printed."""
+        """Take at most ``most`` bytes of what kernels printed."""
         found, size = [], 0
         with self._changed:
             while self._pieces and size < most:
@@ -55,7 +55,7 @@ class Printed:
         return b"".join(found)
 
     def writer(self, kernel: str) -> Callable[[bytes], None]:
-        """What one launch prints through; any thread may call it."""
+        """Return the function through which one launch prints; any thread may call it."""
         left = LAUNCH_LIMIT
 
         def write(text: bytes) -> None:
@@ -75,7 +75,7 @@ class Printed:
         return write
 
     def wait_room(self) -> None:
-        """Before a launch: let others take what is waiting."""
+        """Delay a launch while too much text waits to be taken."""
         if self._size > CROWDED:
             with self._changed:
                 self._changed.wait_for(lambda: self._size <= CROWDED, PATIENCE)

@@ -21,7 +21,7 @@ _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.S)  # strings first: t
 _HEADER = re.compile(r"\s*\.(version|target|address_size)\b([^\n;{}]*)")
 _PRAGMA_LINE = re.compile(r"\s*\.(file|loc)\b[^\n]*\n?")
 _SECTION = re.compile(r"\s*\.section\b[^{]*\{[^}]*\}")
-_MARKS = re.compile(r'"[^"]*"|[={};]')  # a string is one mark, so what is in it does not count
+_MARKS = re.compile(r'"[^"]*"|[={};]')  # a string is one mark, so that its contents do not count
 _CALLABLE = re.compile(r"\.(entry|func)\b\s*(?:\(.*?\)\s*)?([\w$%.]+)", re.S)
 _VARIABLE = re.compile(r"\.(global|const|shared)\b.*?([A-Za-z_$%][\w$]*)\s*(?:\[[^\]]*\]\s*)*(?:=|;|$)", re.S)
 
@@ -48,12 +48,12 @@ class Parsed:
 
 
 def _mask_comments(text: str) -> str:
-    """Comments become spaces of the same length, so that the lines stay."""
+    """Replace comments by spaces of the same length, so that line numbers stay."""
     return _COMMENT.sub(lambda m: m.group() if m.group()[0] == '"' else re.sub(r"[^\n]", " ", m.group()), text)
 
 
 def _split(text: str) -> list[str]:
-    """Top-level pieces: each ends at ``;`` outside braces or at the ``}`` which closes its body."""
+    """Return the top-level pieces: each ends at ``;`` outside braces or at the ``}`` that closes its body."""
     pieces, start, depth = [], 0, 0
     initialiser = False
     for mark in _MARKS.finditer(text):
@@ -108,7 +108,7 @@ def parse(name: str, text: str) -> Parsed:
 
 
 def _locals_apart(modules: list[Parsed]) -> list[Parsed]:
-    """Rename a module's local symbols that another module has as well (every printf makes a ``$str``)."""
+    """Rename local symbols that several modules define (every printf makes a ``$str``)."""
     seen: set[str] = set()
     shared = {item.name for module in modules for item in module.items if item.name and item.linkage}
     result = []
@@ -133,7 +133,7 @@ def _target_number(target: str) -> int:
 
 
 def with_max_registers(text: str, count: int) -> str:
-    """The text with the linker's register limit in it, for the engine that loads it."""
+    """Return the text with the linker's register limit in it, for the engine that loads it."""
     masked = _mask_comments(text)
     match = re.search(r"^\s*\.address_size\s+\d+", masked, re.M) or re.search(r"^\s*\.target\b[^\n]*$", masked, re.M)
     if count <= 0 or match is None:
@@ -142,7 +142,7 @@ def with_max_registers(text: str, count: int) -> str:
 
 
 def merge(inputs: list[tuple[str, str]]) -> str:
-    """One PTX text from (name, PTX text) …; a single input is returned as it is.
+    """Return one PTX text made from (name, PTX text) …; a single input is returned as it is.
 
     Raises DeviceError(218) with both names when a symbol is defined twice.
     """

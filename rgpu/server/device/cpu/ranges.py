@@ -1,7 +1,7 @@
 """Immutable sorted tables of address ranges.
 
-A change makes a new table (copy on write), so a kernel keeps the table it
-was launched with while the program allocates. Neighbouring ranges are merged:
+A change makes a new table (copy on write), so that a running kernel keeps the
+table of its launch while the program allocates. Neighbouring ranges are merged:
 fewer to search, and an access that runs from one into the next is valid, as
 on a GPU.
 """
@@ -59,7 +59,7 @@ class RangeTable:
         return RangeTable(bases, ends)
 
     def removed(self, base: int, size: int) -> RangeTable:
-        """Without ``[base, base+size)``, which must be in the table."""
+        """Return a table without ``[base, base+size)``, which must be in the table."""
         end = base + size
         i = bisect_right(self._bases, base) - 1
         bases, ends = self._bases.copy(), self._ends.copy()

@@ -2,7 +2,7 @@
 
 Every piece of ordered work is an :class:`Op`. An op waits for the ops that
 CUDA's stream semantics put before it and for nothing else, so streams run
-independently and no thread is parked behind a wait:
+independently and no thread blocks in a wait:
 
     op in stream s                 waits for the last op of s
     …s is a legacy stream          and the last op of every blocking stream of its device
@@ -10,10 +10,10 @@ independently and no thread is parked behind a wait:
     wait for an event              and the op that recorded it, as of now
     synchronize                    the last ops as of now; follows no stream
 
-:class:`Schedule` holds the graph and the books (what is pending, how far each
-stream is, the sticky error). It runs nothing and calls nobody: :meth:`submit`
+:class:`Schedule` holds the graph and its state (what is pending, how far each
+stream is, the sticky error). It runs nothing and makes no callbacks: :meth:`submit`
 and :meth:`complete` return the ops that became ready, for :mod:`.streams` to
-run. All methods need the caller to hold ``mutex``.
+run. The caller of every method must hold ``mutex``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Op:
     ``run`` does the work and returns data for ``done`` (None: pure ordering,
     never needs a thread). ``stamp``: called under the mutex at completion.
     ``held``: a host function; complete only when it was released as well.
-    ``what``: how it is called when somebody waits for it in vain. ``also``: further streams that it is work of.
-    ``spans``: when its parts ran, where that is asked for. ``timed``: ``done`` is told when it ran.
+    ``what``: its name in reports of waits that timed out. ``also``: further streams that it is work of.
+    ``spans``: when its parts ran, where that is requested. ``timed``: ``done`` receives when it ran.
     """
 
     __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
@@ -57,7 +57,7 @@ class Op:
 
 
 class Stream:
-    """``device``: the session's number."""
+    """One stream. ``device``: the session's number of it."""
 
     __slots__ = ("number", "context", "blocking", "device", "tail", "done_seq")
 
@@ -68,7 +68,7 @@ class Stream:
 
 
 class Event:
-    """``time``: session-clock ns of the last completed record, None before."""
+    """One event. ``time``: session-clock ns of the last completed record, None before."""
 
     __slots__ = ("context", "timing", "op", "time")
 
@@ -125,7 +125,7 @@ class Schedule:
         del self._events[number]
 
     def destroy_context(self, context: int) -> None:
-        """Streams and events of the context; their work still runs to its end."""
+        """Forget the streams and events of the context; their work still runs to its end."""
         for number in [s.number for s in self._streams.values() if s.context == context and s not in self._legacy]:
             self.destroy_stream(number)
         self._events = {n: e for n, e in self._events.items() if e.context != context}
@@ -165,7 +165,7 @@ class Schedule:
         return self._enter(op, list(before.values()))
 
     def _before(self, stream: Stream) -> list[Op | None]:
-        """What work that comes now comes behind."""
+        """Return the ops that new work of the stream must follow."""
         before = [stream.tail]
         if stream in self._legacy:
             before += [other.tail for other in self._blocking[stream.device]]
@@ -174,22 +174,22 @@ class Schedule:
         return before
 
     def await_stream(self, op: Op, stream: Stream) -> bool:
-        """``op`` waits for the stream's work as of now; no stream waits for ``op``. True when ready now."""
+        """Let ``op`` wait for the stream's work as of now; no stream waits for ``op``. True when ready now."""
         before = [stream.tail]
         if stream in self._legacy:
             before += [other.tail for other in self._blocking[stream.device]]
         return self._enter(op, before)
 
     def await_event(self, op: Op, event: Event) -> bool:
-        """The same for the event's record as of now."""
+        """Let ``op`` wait for the event's record as of now. True when ready now."""
         return self._enter(op, [event.op])
 
     def await_everything(self, op: Op) -> bool:
-        """The same for all pending work of the session, whatever its stream."""
+        """Let ``op`` wait for all pending work of the session, whatever its stream. True when ready now."""
         return self._enter(op, list(self.pending.values()))
 
     def await_device(self, op: Op, device: int) -> bool:
-        """The same for the work of one device."""
+        """Let ``op`` wait for the pending work of one device. True when ready now."""
         return self._enter(op, [other for other in self.pending.values()
                                 if other.stream is not None
                                 and any(stream.device == device for stream in (other.stream, *other.also))])
@@ -205,7 +205,7 @@ class Schedule:
         return op.waiting == 0
 
     def complete(self, op: Op) -> list[Op]:
-        """Book ``op`` as complete; the ops that are ready because of it."""
+        """Record ``op`` as complete; returns the ops that are ready because of it."""
         op.complete = True
         if op.stamp is not None and not self.error:
             op.stamp()
@@ -226,7 +226,7 @@ class Schedule:
         return ready
 
     def fail(self, result: int, detail: str) -> None:
-        """The first error sticks."""
+        """Record the sticky error; a later error does not replace it."""
         if not self.error:
             self.error, self.detail = result, detail
 

@@ -25,7 +25,7 @@ class StagedPages:
         self._lock = threading.Lock()
 
     def stage(self, size: int) -> int:
-        """The address of ``size`` bytes. Raises :class:`DeviceError` (2) where the host has none."""
+        """Allocate ``size`` bytes and return their address. Raises :class:`DeviceError` (2) where the host has none."""
         try:
             block = np.zeros(size, np.uint8)
         except MemoryError as error:
@@ -40,7 +40,7 @@ class StagedPages:
             del self._blocks[address]
 
     def readable(self, address: int, size: int) -> np.ndarray[Any, Any]:
-        """Bytes of the session's state, or of what was staged of it. Raises :class:`DeviceError`."""
+        """Return bytes of the session's state, or of a staged copy of it. Raises :class:`DeviceError`."""
         with self._lock:
             for start, block in self._blocks.items():
                 if start <= address and address + size <= start + block.nbytes:
@@ -54,7 +54,7 @@ class StagedPages:
         found = []
         at = 0
         pages = [(int(address), int(size)) for address, size in pages]
-        while at < len(pages):  # neighbours go together: a call costs more than a page
+        while at < len(pages):  # neighbours are copied together: a call costs more than a page
             address, size = pages[at]
             at += 1
             while at < len(pages) and pages[at][0] == address + size and not size % PAGE:

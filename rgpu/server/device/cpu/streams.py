@@ -1,10 +1,10 @@
 """Runs the schedule: device threads, completion callbacks, waits.
 
 Ready ops run on *device threads*, started when none is idle and ended after
-some idle seconds, so a kernel that spins holds up nobody. An op which only
+some idle seconds, so that a kernel that spins delays no other stream. An op that only
 orders (event record, event wait, synchronize) runs on whatever thread made it
 ready. ``done`` callbacks are called without any lock held; :meth:`drain`
-waits for them too, since an answer must be on the books before state is taken.
+waits for them too, since an answer must be recorded before state is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 UNKNOWN, LAUNCH_FAILED, DEINITIALIZED = 999, 719, 4
 IDLE_SECONDS = 2.0
-MAX_THREADS = 128  #: as many kernels at once as a GPU runs
+MAX_THREADS = 128  #: concurrent kernels: as many as a GPU runs
 
 
 class Fault(Exception):
@@ -51,8 +51,8 @@ class Streams:
         self._idle = 0
         self._threads = 0
         self._callbacks = 0
-        self._times: deque[tuple[Op, int, Any, Callable[[], None] | None]] = deque()  #: of completed work, to be told
-        self._telling = False  #: some thread tells them
+        self._times: deque[tuple[Op, int, Any, Callable[[], None] | None]] = deque()  #: completed, not yet reported
+        self._telling = False  #: a thread is reporting them
         self._notify: Callable[[], None] | None = None
         self._notified = False
         self._let_go: set[int] = set()  #: host functions released ahead of their ``host_function_done``
@@ -61,7 +61,7 @@ class Streams:
         self._working = 0  #: threads that execute an op now
         self._worked, self._working_since = 0.0, 0.0
 
-    # -- giving work ------------------------------------------------------------
+    # -- submitting work --------------------------------------------------------
     def submit(self, op: Op, stream: int, after: Op | None = None) -> None:
         """Append ``op`` to a stream, and behind ``after``. Raises DeviceError(400) for an unknown stream, as all do."""
         if self._timed is not None:
@@ -82,7 +82,7 @@ class Streams:
         self._start([op] if ready else [])
 
     def timed(self, work: Callable[[], None], done: TimesDone) -> None:
-        """``work`` submits one op: ``done`` is told its times in place of its own ``done``. By the applying thread."""
+        """Call ``work``, which submits one op; ``done`` gets its times, in place of its own. By the applying thread."""
         self._timed = done
         try:
             work()
@@ -91,7 +91,7 @@ class Streams:
 
     @property
     def timing(self) -> bool:
-        """Whether the next op is to note its times."""
+        """Whether the next op notes its times."""
         return self._timed is not None
 
     def await_stream(self, op: Op, stream: int | None) -> None:
@@ -104,13 +104,13 @@ class Streams:
         self._start([op] if ready else [])
 
     def await_device(self, op: Op, device: int) -> None:
-        """The same for every stream of a device."""
+        """Run the ordering op ``op`` when every stream of the device has done its work as of now."""
         with self._mutex:
             ready = self.schedule.await_device(op, device)
         self._start([op] if ready else [])
 
     def await_event(self, op: Op, event: int) -> None:
-        """The same for an event's record as of now; an unrecorded one: at once."""
+        """Run the ordering op ``op`` when the event's record as of now is complete; at once for an unrecorded event."""
         with self._mutex:
             ready = self.schedule.await_event(op, self.schedule.event(event))
         self._start([op] if ready else [])
@@ -137,7 +137,7 @@ class Streams:
         self._start([op] if ready else [])
 
     def host_function(self, seq: int, stream: int, reached: Callable[[int, Any], None]) -> None:
-        """Call ``reached`` in stream order; the stream goes on at :meth:`release_host_function`."""
+        """Call ``reached`` in stream order; the stream continues at :meth:`release_host_function`."""
 
         def reach() -> None:
             op.done = None  # it is answered now, not at completion
@@ -147,7 +147,7 @@ class Streams:
         self.submit(op, stream)
 
     def release_host_function(self, seq: int) -> None:
-        """The host function of call ``seq`` has run. Raises DeviceError(400) if there is none waiting."""
+        """Record that the host function of call ``seq`` has run. Raises DeviceError(400) if none is waiting."""
         with self._mutex:
             if seq in self._let_go:
                 self._let_go.discard(seq)
@@ -168,11 +168,11 @@ class Streams:
             return op is not None and not op.released
 
     def release(self, call: int) -> None:
-        """Let the stream go that stands at host function ``call``, ahead of the record that says so."""
+        """Let the stream continue that waits at host function ``call``, ahead of the record that releases it."""
         try:
             self._release(call)
         except DeviceError:
-            return  # it is not there yet, or went on already
+            return  # it is not reached yet, or was released already
         with self._mutex:
             self._let_go.add(call)
 
@@ -188,7 +188,7 @@ class Streams:
 
     # -- running ------------------------------------------------------------------
     def _start(self, ready: list[Op]) -> None:
-        """Ordering ops complete here and now; the others get threads."""
+        """Complete ordering ops here and now; queue the others for device threads."""
         for op in ready:
             if op.run is None:
                 self._finish(op, None)
@@ -205,7 +205,7 @@ class Streams:
                 threading.Thread(target=self._device_thread, name="rgpu-device", daemon=True).start()
 
     def _next(self) -> Op | None:
-        """The next op for a device thread; None: the thread ends."""
+        """Return the next op for a device thread; None: the thread ends."""
         with self._mutex:
             deadline = time.monotonic() + IDLE_SECONDS
             while not self._queue:
@@ -242,7 +242,7 @@ class Streams:
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Within an op: it waits for others, and the device does not work for it."""
+        """Mark the time in which an op waits for others and the device does not work for it."""
         self._count(-1)
         try:
             yield
@@ -250,7 +250,7 @@ class Streams:
             self._count(1)
 
     def busy_seconds(self) -> float:
-        """Seconds so far in which at least one op was executed, and did not rest."""
+        """Return the seconds so far in which at least one op was executed and did not wait for others."""
         with self._mutex:
             return self._worked + (time.monotonic() - self._working_since if self._working else 0.0)
 
@@ -267,7 +267,7 @@ class Streams:
         return None
 
     def _may_finish(self, op: Op) -> bool:
-        """A host function was reached: complete at once only if it was released already, or after an error."""
+        """Note that a host function was reached; True if it completes at once: it was released, or after an error."""
         with self._mutex:
             op.reached = True
             finish = op.released or bool(self.schedule.error)
@@ -277,7 +277,7 @@ class Streams:
     def _finish(self, op: Op, data: Any, keep: bool = False) -> Op | None:
         """Complete ``op`` and every ordering op that follows from it.
 
-        Work that became ready goes to device threads; with ``keep`` one piece
+        Work that became ready is queued for device threads; with ``keep`` one op
         is returned for the calling thread instead.
         """
         kept: Op | None = None
@@ -307,7 +307,7 @@ class Streams:
         return kept
 
     def _tell_times(self) -> None:
-        """Tell the times of work in the order in which it was completed, so in each stream's: one thread at a time."""
+        """Report the times of work in the order of completion, so in each stream's order: one thread at a time."""
         while True:
             with self._mutex:
                 if self._telling or not self._times:
@@ -348,7 +348,7 @@ class Streams:
 
     # -- progress -----------------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
-        """Have ``notify`` called when work is done, once until :meth:`progress` is asked."""
+        """Have ``notify`` called when work is done, once until the next :meth:`progress`."""
         with self._mutex:
             self._notify, self._notified = notify, False
 
@@ -387,7 +387,7 @@ class Streams:
 
 
 def _time(op: Op, done: TimesDone) -> None:
-    """Have the op note when it runs, unless its parts do, and tell ``done``."""
+    """Make the op note when it runs, unless its parts do, and pass that to ``done``."""
     run, spans = op.run, op.spans
     assert run is not None, "work of a stream that a profiler may ask for"
     noted: list[Span] = [] if spans is None else spans

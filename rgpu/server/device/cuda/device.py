@@ -1,9 +1,9 @@
 """The ``cuda`` device: a session's calls on a real GPU, through ``cuda.bindings``.
 
-A facade, for :class:`rgpu.checkpoint.device.Device`. One context (the device's primary one) for each worker process, or
-one for each of the session's GPUs (:mod:`.gpus`), the session's own addresses for its memory
+A facade, for :class:`rgpu.checkpoint.device.Device`. Each worker process has one context (the device's primary one), or
+one for each of the session's GPUs (:mod:`.gpus`), and the session's own addresses for its memory
 (:mod:`rgpu.server.device.cuda.memory.allocations`). Ordered work and completion are the native engine's
-(:mod:`.engine`): the methods here serve calls from Python (:mod:`.ordered`); the record stream goes to the engine
+(:mod:`.engine`): the methods here serve calls from Python (:mod:`.ordered`); the record stream is fed to the engine
 directly, as :attr:`CudaDevice.fast_path`. Modules are in :mod:`.work.loading` and :mod:`.work.loaded`, the bytes of the
 state in :mod:`.state`, events and the clock in :mod:`.events`.
 """
@@ -64,8 +64,8 @@ NON_BLOCKING = 1
 class CudaDevice:
     """Implements :class:`rgpu.checkpoint.device.Device` on the GPUs with these ordinals, mostly one.
 
-    ``stdout``: where the driver writes what kernels print, captured before; without it that goes where this
-    process's standard output goes.
+    ``stdout``: the captured standard output, to which the driver writes what kernels print; without it that text stays
+    in this process's standard output.
     """
 
     def __init__(self, ordinals: int | Sequence[int] = 0, stdout: CapturedStdout | None = None) -> None:
@@ -81,7 +81,7 @@ class CudaDevice:
         self.hasher: Hasher = hashers[0] if len(hashers) == 1 else SeveralHashers(hashers, self.gpus.homes.of)
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
-        self._closing, self._closed = threading.Lock(), False  #: who counts its time may outlive the device
+        self._closing, self._closed = threading.Lock(), False  #: readers of its busy time may outlive the device
         self.fast_path = self.engine
         self.text = Printed(stdout, [gpu.context for gpu in self.gpus], self.engine) if stdout is not None else None
         for gpu in self.gpus:
@@ -89,7 +89,7 @@ class CudaDevice:
             gpu.open_memory(self.engine, Zeroing(self._every_stream), self.gpus)
         self.gpus.use()
         self.staging = Staging([gpu.ordinal for gpu in self.gpus])
-        #: pages of several GPUs go by the connection
+        #: pages of several GPUs are moved over the connection
         self.peer = CudaPeer(self.gpus.use, ordinal, self.gpus[0].memory, self.gpus[0].zeroing) if len(self.gpus) == 1 \
             else None
         self._frames = CudaFrames(self._context, self._ring, self.hasher, self.gpus.fence)
@@ -119,7 +119,7 @@ class CudaDevice:
         self._loading = Loading(self.gpus, loader, Placing(), self._host_functions, self.drain)
 
     def _every_stream(self) -> Iterator[Any]:
-        """Each stream's handle, its context current."""
+        """Yield each stream's handle, its context current."""
         for state in list(self.completion.streams.values()):
             self.gpus.use(state.device)
             yield state.handle
@@ -133,12 +133,12 @@ class CudaDevice:
 
     # -- limits ---------------------------------------------------------------
     def resize(self, memory: int) -> None:
-        """Bytes of each GPU that the session may have: its mappings as many, and so its arrays and module variables."""
+        """Set the session's quota in bytes of each GPU: for mappings, and as much for arrays and module variables."""
         self._limits.resize(memory)
         self._arrays.total = memory * len(self.gpus)
 
     def limit_host(self, size: int) -> None:
-        """Bytes that pinned memory may take; 0: no bound."""
+        """Set the bytes that pinned memory may take; 0: no bound."""
         self.mirrors.total = size
 
     # -- memory ---------------------------------------------------------------
@@ -214,7 +214,7 @@ class CudaDevice:
         self.engine.add_context(context, int(self.gpus.add_context(context, device).context))
 
     def destroy_context(self, context: int) -> None:
-        """Its streams, events and memory are destroyed by their own calls."""
+        """Forget a context; its streams, events and memory are destroyed by calls of their own."""
         self._graphs.destroy_context(context)
         self._arrays.destroy_context(context)
         self._collectives.communicators.destroy_context(context)
@@ -340,7 +340,7 @@ class CudaDevice:
         self.engine.add_graph(graph, int(executable), self._modules.traits(nodes))
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
-        """The bytes are taken when this returns."""
+        """Copy host bytes to the device; ``data`` may be reused when this returns."""
         if height == 1:
             self._work.call("memcpy_h2d", seq, data, destination=destination, stream=stream)
         else:
@@ -483,7 +483,7 @@ class CudaDevice:
         return int(check(driver.cuMemGetInfo(), "cuMemGetInfo")[0])
 
     def stage(self, size: int) -> int:
-        """Memory of this context, beside the session's own; other sessions of the device may take it first."""
+        """Allocate memory of this context, outside the session's quota; other sessions of the device compete for it."""
         self.gpus.use()
         return self.staging.stage(size)
 
@@ -512,7 +512,7 @@ class CudaDevice:
 
     def close(self) -> None:
         self._collectives.stop()
-        self.drain(1.0)  # copies under way read and write memory that is given back below
+        self.drain(1.0)  # copies under way use memory that is freed below
         self._host_functions.stop()
         self._work.stop()
         self.completion.stop()

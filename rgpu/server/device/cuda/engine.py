@@ -1,7 +1,7 @@
 """The native engine, through ctypes: :class:`Engine` is the device's fast path and its completion.
 
-``native/`` holds the C++ side; the layouts of ``Step`` and ``Out`` stand in
-``native/engine.hpp``. Every call that may wait releases the GIL (ctypes does).
+``native/`` holds the C++ side; ``native/engine.hpp`` defines the layouts of
+``Step`` and ``Out``. Every call that may wait releases the GIL (ctypes does).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
 VERSION = 8
-RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
-ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
+RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
+ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
 _CORRUPT = 3
 _REASONS = ("", "magic", "flags", "length", "sequence", "checksum", "payload checksum", "padding", "gap",
@@ -46,7 +46,7 @@ class _Out(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Where the engine is: RGPU_ENGINE_DIR, else RGPU_SHIM_DIR, else beside this module."""
+    """Return the engine's path: in RGPU_ENGINE_DIR, else RGPU_SHIM_DIR, else beside this module."""
     for variable in ("RGPU_ENGINE_DIR", "RGPU_SHIM_DIR"):
         if (folder := os.environ.get(variable)) and (Path(folder) / LIBRARY).is_file():
             return Path(folder) / LIBRARY
@@ -99,14 +99,14 @@ def _library() -> ctypes.CDLL:
 
 
 def _address(data: Any) -> tuple[int, int, Any]:
-    """(address, bytes, what keeps it alive) of a contiguous buffer, read-only ones too."""
+    """Return (address, bytes, an object that keeps it alive) of a contiguous buffer, read-only ones too."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return array.ctypes.data, array.nbytes, array
 
 
 CUDA_ERROR_INVALID_VALUE = 1
-_STANDING = (Came.WAITING, Came.AHEAD)  #: a record was looked at, and is to be fed again
-GRAPH = 2**64 - 1  #: in the place of a module
+_STANDING = (Came.WAITING, Came.AHEAD)  #: a record was read but not applied, and is to be fed again
+GRAPH = 2**64 - 1  #: replaces the module's number where a graph was launched
 
 
 class Engine:
@@ -125,7 +125,7 @@ class Engine:
         self._frame_size = int(self._lib.rge_frame_size())
 
     def __getattr__(self, name: str) -> Any:
-        """The plain functions of the ABI: tables, progress, life."""
+        """Return a plain function of the ABI, bound to the engine: tables, progress, start and end."""
         function = getattr(self._lib, f"rge_{name}")
         bound = functools.partial(function, self._engine)
         setattr(self, name, bound)
@@ -157,35 +157,35 @@ class Engine:
                    step.applied)
 
     def given(self, records: Iterable[Record]) -> Iterable[bytes]:
-        """Pack records as the engine takes them."""
+        """Return the packed form of records, which :meth:`feed` takes."""
         return map(pack_record, records)
 
     def may_go_on(self) -> bool:
-        """Wait 2 ms at most for room; returns whether :meth:`feed` may go on.
+        """Wait at most 2 ms for room; returns whether :meth:`feed` may continue.
 
-        Without an open host function it waits itself.
+        Without an open host function the engine itself waits.
         """
         return bool(self._lib.rge_may_go_on(self._engine, 2_000_000))
 
     def bound(self, tries: int) -> None:
-        """It bounds what is under way by the time that the work takes."""
+        """Do nothing: the engine bounds the work under way by the time that it takes."""
 
     def waited(self) -> int:
-        """Time in ns that it has waited for work of the device."""
+        """Time in ns that the engine has waited for work of the device."""
         return int(self._step.waited)
 
     def in_order(self, stream: int, seconds: float) -> int:
-        """Let work of a stream come next: 1: its turn is now; 0: nothing completed for ``seconds``; -1: interrupted."""
+        """Await the turn of a stream's work. 1: it is next; 0: nothing completed for ``seconds``; -1: interrupted."""
         return int(self._lib.rge_in_order(self._engine, stream, int(seconds * 1e9)))
 
     def position(self, applied: int, foreign: list[int]) -> None:
-        """Set the position, and which calls another owner applied."""
+        """Set the position, and the calls that another owner applied."""
         self._lib.rge_position(self._engine, applied)
         numbers = (c_uint64 * len(foreign))(*foreign)
         self._lib.rge_foreign(self._engine, numbers, len(foreign))
 
     def room(self, size: int) -> memoryview | None:
-        """Take a frame for ``size`` bytes that come; None: they do not fit, or all are in use."""
+        """Lend a frame for ``size`` bytes to be received; None: they do not fit, or all frames are in use."""
         if size > self._frame_size:
             return None
         address = self._lib.rge_take_frame(self._engine)
@@ -194,7 +194,7 @@ class Engine:
         return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
     def give(self, buffer: memoryview) -> None:
-        """Give a frame back that :meth:`room` lent."""
+        """Return a frame that :meth:`room` lent."""
         self._lib.rge_give_frame(self._engine, _address(buffer)[0])
 
     # -- memory shared with other processes ---------------------------------------------
@@ -205,12 +205,12 @@ class Engine:
         return (fd, address.value or 0, size.value) if fd >= 0 else None
 
     def pin(self, address: int, size: int) -> bool | None:
-        """Register memory of another process; None: not while the device works, else whether the driver took it."""
+        """Register memory of another process; None: refused while the device works, else whether the driver did it."""
         found = int(self._lib.rge_pin(self._engine, address, size))
         return None if found < 0 else bool(found)
 
     def unpin(self, address: int) -> bool:
-        """Take back :meth:`pin`; False: not while the device works."""
+        """Undo :meth:`pin`; False: refused while the device works."""
         return bool(self._lib.rge_unpin(self._engine, address))
 
     # -- one call -------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Engine:
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
     def load_functions(self, module: int, handles: list[int], sizes: list[int], traits: int) -> None:
-        """The functions of a module in the order of its table, with the size of each one's parameters.
+        """Register the functions of a module in the order of its table, with the size of each one's parameters.
 
         ``traits``: of :class:`rgpu.server.device.cuda.work.binaries.Trait`; launches of those that may print are
         counted (``printing_launches``), one that may allocate is noted (``allocated``).
@@ -246,13 +246,13 @@ class Engine:
         return set(pending[:count]), {streams[2 * i]: streams[2 * i + 1] for i in range(pairs.value)}
 
     def launched(self, seq: int) -> tuple[int, int] | None:
-        """(module, function) of the kernel that an unfinished call launches; of a graph (GRAPH, 0); None: no launch."""
+        """Return (module, function) of the kernel that an unfinished call launches; a graph: (GRAPH, 0); else None."""
         module, function = c_uint64(), c_uint32()
         found = self._lib.rge_launched(self._engine, seq, byref(module), byref(function))
         return (module.value, function.value) if found else None
 
     def watermark(self, whole: bool, broken: int) -> bytes:
-        """Encode WATERMARK, ``whole`` or what is new; empty when nothing is."""
+        """Encode WATERMARK: all of it if ``whole``, else what is new; empty where nothing is."""
         size = self._lib.rge_watermark(self._engine, self._body, WATERMARK_SIZE, whole, broken)
         return ctypes.string_at(self._body, size) if size else b""
 
@@ -268,17 +268,17 @@ class Engine:
         return _piece(self._here)
 
     def look(self, seconds: float, fd: int) -> None:
-        """Without the interpreter's lock."""
+        """Poll ``fd`` for ``seconds``, without the interpreter's lock."""
         self._lib.rge_look(int(seconds * 1e9), fd)
 
     def take_callback(self, seconds: float) -> Piece | Took:
-        """The same for calls of :meth:`apply` and ``mark``; for the device's own thread."""
+        """Take the next answer of a call of :meth:`apply` or ``mark``; for the device's own thread."""
         out = _Out()
         self._lib.rge_take_callback(self._engine, out, int(seconds * 1e9))
         return _piece(out) or Took(out.took)
 
     def release(self, piece: Piece) -> None:
-        """Give a piece's memory back once it was sent."""
+        """Free a piece's memory once it was sent."""
         self._lib.rge_release(self._engine, piece.handle)
 
     def plaintext(self, piece: Piece, head: bytes) -> memoryview:
@@ -292,7 +292,7 @@ class Engine:
         return memoryview((ctypes.c_ubyte * (len(head) + piece.size)).from_address(start)).cast("B")
 
     def payload(self, handle: int) -> bytes:
-        """All pieces of an answer in one run."""
+        """Return all pieces of an answer, joined."""
         size = c_uint64()
         parts = []
         for index in range(self._lib.rge_answer_pieces(handle)):
@@ -301,7 +301,7 @@ class Engine:
         return b"".join(parts)
 
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
-        """Return (seq, result, reply, payload) of complete answers that the program might not have."""
+        """Return (seq, result, reply, payload) of complete answers that the program has perhaps not received."""
         numbers = (c_uint64 * 65536)()
         found = []
         for seq in numbers[:self._lib.rge_retained(self._engine, numbers, len(numbers))]:

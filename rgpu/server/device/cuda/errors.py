@@ -8,12 +8,12 @@ from cuda.bindings import driver
 
 from rgpu.session.errors import DeviceError
 
-#: Results after which the context is gone: every later call returns them.
+#: Results after which the context is unusable: every later call returns them.
 STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720})
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
-    """The values of a driver call. Raises :class:`DeviceError` naming ``what`` and the result."""
+    """Return the values of a driver call. Raises :class:`DeviceError` naming ``what`` and the result."""
     error, *values = result
     if int(error) != 0:
         raise DeviceError(f"{what}: {driver.CUresult(int(error)).name}", int(error))

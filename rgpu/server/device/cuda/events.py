@@ -1,8 +1,8 @@
-"""Events of the ``cuda`` device and the session's clock, on which the times of events are told.
+"""Events of the ``cuda`` device and the session's clock, which their times refer to.
 
-The driver tells the time between two events that were recorded on one GPU. Times that leave the GPU (checkpoints,
-moves, events of two GPUs) are taken from each GPU's reference event (:mod:`.gpus`), whose time on the session's clock
-is known; what was recorded elsewhere has its restored time until it is recorded here.
+The driver gives the time between two events that were recorded on one GPU. Times that leave the GPU (checkpoints,
+moves, events of two GPUs) are computed from each GPU's reference event (:mod:`.gpus`), whose time on the session's
+clock was noted; an event that was recorded elsewhere has its restored time until it is recorded here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CUDA_ERROR_INVALID_HANDLE = 400
 
 
 class Clock:
-    """The session's clock, ns: it begins at 0, and goes on where it stood in an earlier life of the session."""
+    """The session's clock, ns: it begins at 0, and a restored session continues from its former time."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self._offset = -time.monotonic_ns()
 
     def now(self) -> int:
-        """The time, ns."""
+        """Return the time, ns."""
         return time.monotonic_ns() + self._offset
 
     def set(self, now: int) -> None:
@@ -40,7 +40,7 @@ class Clock:
 
 
 class Events:
-    """The events of a session by their numbers. Every method raises :class:`DeviceError` for one that is not there."""
+    """The events of a session by their numbers. Every method raises :class:`DeviceError` for an unknown event."""
 
     def __init__(self, gpus: Gpus, engine: Engine) -> None:
         self._gpus, self._engine = gpus, engine
@@ -70,11 +70,11 @@ class Events:
         return self._events[event]
 
     def _recorded(self, event: int) -> bool:
-        """Whether it was recorded here; what was restored from elsewhere is over with that."""
+        """Whether the event was recorded here, which supersedes a restored time."""
         return bool(self._engine.event_recorded(event))
 
     def _time(self, event: int) -> int:
-        """Session-clock ns of the event's last completed record."""
+        """Return the session-clock ns of the event's last completed record."""
         handle, timing, home = self._find(event)
         if not timing:
             raise DeviceError(f"event {event} was made without timing", CUDA_ERROR_INVALID_HANDLE)
@@ -89,7 +89,7 @@ class Events:
         return gpu.reference_time + int(milliseconds * 1e6)
 
     def elapsed(self, start: int, end: int) -> float:
-        """Milliseconds between two; by the driver where both were recorded on one GPU, else by the session's clock."""
+        """Return the ms between two events: by the driver if both were recorded on one GPU, else by the clock."""
         (first, _, home), (last, _, other) = self._find(start), self._find(end)
         if self._recorded(start) and self._recorded(end) and home == other:
             self._gpus.use(home)
@@ -97,7 +97,7 @@ class Events:
         return (self._time(end) - self._time(start)) / 1e6
 
     def states(self) -> dict[int, int | None]:
-        """Each event's time, ns on the session's clock; 0 without timing, None if never recorded."""
+        """Return each event's time, ns on the session's clock; 0 without timing, None if never recorded."""
         states: dict[int, int | None] = {}
         for event, (_, timing, _) in self._events.items():
             if event in self._restored or self._recorded(event):
@@ -107,5 +107,5 @@ class Events:
         return states
 
     def restore(self, states: dict[int, int | None]) -> None:
-        """Times of another life of the session; the form is that of :meth:`states`."""
+        """Restore the times of events, in the form of :meth:`states`."""
         self._restored = {event: when for event, when in states.items() if when is not None}

@@ -1,4 +1,4 @@
-"""What the driver says of a GPU."""
+"""The facts that the driver reports of a GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rgpu.checkpoint.device import DeviceFacts
 from rgpu.server.device.cuda.errors import check
 from rgpu.session.facts import PEER_ATOMICS, PEERS
 
-MOST_PEERS = 30  #: ordinals that a mask in an attribute speaks of
+MOST_PEERS = 30  #: ordinals that the mask in an attribute covers
 
 
 def facts(ordinal: int) -> DeviceFacts:
-    """What the driver says about GPU ``ordinal``; makes no context."""
+    """Return the driver's facts of GPU ``ordinal``; makes no context."""
     check(driver.cuInit(0), "cuInit")
     device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
     attributes = {}
@@ -34,7 +34,7 @@ def facts(ordinal: int) -> DeviceFacts:
 
 
 def _peers(device: Any) -> tuple[int, int]:
-    """Masks of the ordinals whose memory its kernels reach, and reach with atomics."""
+    """Return masks of the ordinals whose memory its kernels reach, and reach with atomics."""
     atomics = driver.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
     reached = native = 0
     for ordinal in range(min(int(check(driver.cuDeviceGetCount(), "cuDeviceGetCount")), MOST_PEERS)):

@@ -1,4 +1,6 @@
-"""Memory of other workers' sessions, mapped in this one: imported by descriptor, and counted by its owner alone."""
+"""Memory of other workers' sessions, mapped in this one: imported by descriptor, counted towards its owner's quota
+only.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from rgpu.session.errors import DeviceError
 
 
 class Foreign:
-    """What stands at which address of a GPU's range; ``memory``: the session's own there."""
+    """Foreign memory in a GPU's range; ``memory``: the session's own there."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._maps: dict[int, list[tuple[int, int]]] = {}  #: address → (address, bytes) of each piece
 
     def map(self, address: int, pieces: Sequence[tuple[int, int]]) -> None:
-        """Map (descriptor, bytes) of each piece, one behind the other. Raises :class:`DeviceError`."""
+        """Map the pieces, (descriptor, bytes) each, one behind the other. Raises :class:`DeviceError`."""
         whole, base = sum(size for _, size in pieces), self._memory.base
         if address % GRANULE or not base <= address <= address + whole <= base + ALLOCATION_SIZE:
             raise DeviceError(f"memory of another session at 0x{address:x} + {whole}: outside the session's range",
@@ -59,7 +61,7 @@ class Foreign:
             raise
 
     def unmap(self, address: int) -> None:
-        """Take away what :meth:`map` put at ``address``. Raises :class:`DeviceError`."""
+        """Unmap the memory that :meth:`map` mapped at ``address``. Raises :class:`DeviceError`."""
         pieces = self._maps.pop(address, None)
         if pieces is None:
             raise DeviceError(f"no memory of another session's is at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)

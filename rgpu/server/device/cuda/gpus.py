@@ -1,8 +1,8 @@
-"""The GPUs of one session: each with its context, its memory, its zeros and its clock's reference; which one is meant.
+"""The GPUs of one session: context, memory, zeroing and reference event of each; which GPU an address belongs to.
 
 A session's worker has the primary context of each of its GPUs. All of them
-reach each other's memory, so that a kernel of one reads what another made, as
-CUDA's peer access has it, and checkpoints and moves are made by the first for all.
+reach each other's memory, so that a kernel of one reads another's results, as with
+CUDA's peer access, and the first makes checkpoints and moves for all.
 Sources: CUDA driver API, "Peer Context Memory Access", "Virtual Memory Management".
 """
 
@@ -26,7 +26,7 @@ PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 class Gpu:
-    """One of them; ``number`` is the session's. What is made later than the context is set by :meth:`open`."""
+    """One GPU; ``number`` is the session's. :meth:`open_memory` sets the fields made later than the context."""
 
     memory: Memory
     foreign: Foreign
@@ -38,16 +38,16 @@ class Gpu:
         self.context = check(driver.cuDevicePrimaryCtxRetain(self.device), "cuDevicePrimaryCtxRetain")
         self.handles = Handles()  #: of its textures and surfaces
         self.reference: Any = None  #: a recorded event, which others are timed from
-        self.reference_time = 0  #: when it was, ns on the session's clock
+        self.reference_time = 0  #: time of the reference, ns on the session's clock
 
     def use(self) -> None:
-        """Make the context current in this thread; costs a look at the driver's thread state."""
+        """Make the context current in this thread; costs a look-up of the driver's thread state."""
         check(driver.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
 
     def refer(self) -> None:
-        """Record the reference, and open what wants memory of the driver's own: in every life of a session the same.
+        """Record the reference, and allocate driver memory for handles: the same in every worker of a session.
 
-        The context is current; the caller says what time it is.
+        The context is current; the caller sets :attr:`reference_time`.
         """
         self.handles.open()
         self.reference = check(driver.cuEventCreate(0), "cuEventCreate")
@@ -55,14 +55,14 @@ class Gpu:
         check(driver.cuEventSynchronize(self.reference), "cuEventSynchronize")
 
     def open_memory(self, ranges: Ranges, zeroing: Zeroing, gpus: Iterable[Gpu]) -> None:
-        """The session's range on it, reached by all of them."""
+        """Open the session's range on this GPU, reached by all of ``gpus``."""
         self.zeroing = zeroing
         self.memory = Memory(self.ordinal, ranges, zeroing, self.number,
                              [gpu.ordinal for gpu in gpus if gpu is not self])
         self.foreign = Foreign(self.memory)
 
     def close(self) -> None:
-        """Let go of the GPU's memory and its primary context."""
+        """Free the GPU's memory and release its primary context."""
         self.use()
         self.foreign.close()
         self.memory.close()
@@ -71,16 +71,17 @@ class Gpu:
 
 
 class Gpus:
-    """All of a session's, by its numbers, mostly one: which of them has an address, or one of the program's contexts.
+    """All GPUs of a session by its numbers, mostly one; finds the GPU of an address, or of one of the program's
+    contexts.
 
-    What makes a context current does so in the calling thread.
+    Methods that make a context current do so in the calling thread.
     """
 
     def __init__(self, ordinals: Sequence[int]) -> None:
-        """Open them; the first one's context is current then. Raises :class:`DeviceError`."""
+        """Open the GPUs; afterwards the first one's context is current. Raises :class:`DeviceError`."""
         self._gpus = open_gpus(ordinals)
         self.homes = Homes(len(self._gpus))  #: of memory
-        self._of_contexts: dict[int, int] = {}  #: the number of each context's GPU
+        self._of_contexts: dict[int, int] = {}  #: context → its GPU's number
         self.use()
 
     def __len__(self) -> int:
@@ -97,24 +98,24 @@ class Gpus:
         self._gpus[number].use()
 
     def at(self, address: int) -> Gpu:
-        """The GPU whose memory it is, its context current."""
+        """Return the GPU that owns the memory at ``address``, its context current."""
         gpu = self._gpus[self.homes(address) if len(self._gpus) > 1 else 0]
         gpu.use()
         return gpu
 
     def set_variables(self, variables: Iterable[tuple[int, int, int]]) -> None:
-        """(address, bytes, number) of all variables of modules: see :meth:`Homes.set_variables`."""
+        """Set (address, bytes, number) of all variables of modules: see :meth:`Homes.set_variables`."""
         if len(self._gpus) > 1:
             self.homes.set_variables(variables)
 
     def fence(self, stream: Any) -> None:
-        """Work given to ``stream`` from now on comes after all zeros so far."""
+        """Order work submitted to ``stream`` from now on after all zeros so far."""
         for gpu in self._gpus:
             gpu.zeroing.fence(stream)
 
     # -- the program's contexts: all of one GPU share the worker's one context on it ----------
     def add_context(self, context: int, number: int) -> Gpu:
-        """A context of the program's on that GPU; returns it. Raises :class:`DeviceError` where there is no such."""
+        """Add a program's context to a GPU and return the GPU. Raises :class:`DeviceError` for an unknown number."""
         if not 0 <= number < len(self._gpus):
             raise DeviceError(f"the session has {len(self._gpus)} GPUs, and no device {number}",
                               CUDA_ERROR_INVALID_DEVICE)
@@ -122,22 +123,22 @@ class Gpus:
         return self._gpus[number]
 
     def remove_context(self, context: int) -> None:
-        """The context is gone."""
+        """Forget a context."""
         self._of_contexts.pop(context, None)
 
     def of_context(self, context: int) -> Gpu:
-        """The GPU of one of the program's contexts, the first for one that is not known."""
+        """Return the GPU of one of the program's contexts, the first for an unknown context."""
         return self._gpus[self._of_contexts.get(context, 0)]
 
     def use_context(self, context: int) -> Any:
-        """Make that GPU's context current; returns it, the driver's."""
+        """Make the GPU's context current and return the driver's context."""
         gpu = self.of_context(context)
         gpu.use()
         return gpu.context
 
 
 def open_gpus(ordinals: Sequence[int]) -> list[Gpu]:
-    """Their contexts, each with access to all others. Raises :class:`DeviceError`; no context is current then."""
+    """Open the contexts, each with access to all others; none is current afterwards. Raises :class:`DeviceError`."""
     gpus = [Gpu(number, ordinal) for number, ordinal in enumerate(ordinals)]
     for one in gpus:
         for other in gpus:

@@ -1,7 +1,7 @@
-"""What the driver's management library says of a GPU's health: whether it is lost, and its XIDs.
+"""A GPU's health as the driver's management library reports it: whether it is lost, and its XIDs.
 
-Source: NVML API reference (nvmlDeviceGetHandleByUUID, NVML_ERROR_GPU_IS_LOST, nvmlEventSetWait). Through
-nvidia-ml-py; where that or the library is missing nothing is known, which is no fault.
+Source: NVML API reference (nvmlDeviceGetHandleByUUID, NVML_ERROR_GPU_IS_LOST, nvmlEventSetWait). Uses nvidia-ml-py;
+where that or the library is missing nothing is reported, which is no error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WAIT_MS = 1000  #: for the next XID
 
 
 def name(uuid: bytes) -> str:
-    """Name of a device, as NVML writes it."""
+    """Return the name of a device, as NVML writes it."""
     return f"GPU-{UUID(bytes=uuid)}"
 
 
 def _library() -> tuple[Any, str]:
-    """pynvml, begun (whoever has it ends it with ``nvmlShutdown``), or why there is none."""
+    """Return pynvml, initialised (the caller ends it with ``nvmlShutdown``), or why there is none."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -39,14 +39,14 @@ def _library() -> tuple[Any, str]:
 
 
 def lost(uuid: bytes) -> str:
-    """Why the driver has lost the GPU; empty: it has not, or cannot be asked."""
+    """Return why the driver has lost the GPU; empty where it has not, or where NVML cannot be queried."""
     nvml, _ = _library()
     if nvml is None:
         return ""
     gone = {nvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost", nvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset"}
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(name(uuid))
-        nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)  # a handle alone asks no device
+        nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)  # making a handle does not query the device
         return ""
     except nvml.NVMLError as error:
         return gone.get(error.value, "")
@@ -55,10 +55,10 @@ def lost(uuid: bytes) -> str:
 
 
 def usage(uuid: bytes) -> dict[str, Any]:
-    """What of the GPU is in use, by all processes: {utilization: share of the last moment with a kernel, 0 to 1;
+    """Return the use of the GPU by all processes: {utilization: share of the last moment with a kernel, 0 to 1;
     memory_used: bytes}.
 
-    What the GPU or its driver does not tell (a MIG device's utilization) is not there.
+    Values that the GPU or its driver does not report (a MIG device's utilization) are absent.
     """
     nvml, _ = _library()
     if nvml is None:
@@ -78,18 +78,18 @@ def usage(uuid: bytes) -> dict[str, Any]:
 
 
 class XidWatch:
-    """A thread that tells XIDs as they come: ``tell(uuid, xid)``, in that thread. Where it cannot it says so once."""
+    """A thread that reports XIDs by calling ``tell(uuid, xid)``. If it cannot watch, it logs that once."""
 
     def __init__(self, uuids: Iterable[bytes], tell: Callable[[bytes, int], None]) -> None:
         self._uuids, self._tell = list(uuids), tell
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch for Xid errors, in a thread of its own."""
+        """Begin to watch for XIDs, in a thread of its own."""
         threading.Thread(target=self._run, name="xids", daemon=True).start()
 
     def close(self) -> None:
-        """It ends with its next look."""
+        """End the thread at its next poll."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -124,7 +124,7 @@ class XidWatch:
         try:
             uuid = nvml.nvmlDeviceGetUUID(event.device)
         except nvml.NVMLError:
-            uuid = ""  # lost already: any may be meant
+            uuid = ""  # lost already: any of them may be concerned
         for known in self._uuids:
             if uuid in ("", name(known)):
                 self._tell(known, int(event.eventData))

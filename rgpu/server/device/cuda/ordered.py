@@ -1,7 +1,8 @@
-"""Ordered work that Python gives to the streams of the ``cuda`` device, and the error that ends all of it.
+"""Ordered work that Python submits to the streams of the ``cuda`` device, and the error that ends all of it.
 
-Hot calls are given to the native engine (:mod:`.engine`) as a record would be; what the engine has no call for goes to
-the driver, and the engine is told that the stream has work of the journal's call (:meth:`OrderedWork.run`).
+Hot calls are passed to the native engine (:mod:`.engine`) as a record would be; work for which the engine has no call
+is submitted to the driver, and the engine is notified that the stream has work of the journal's call
+(:meth:`OrderedWork.run`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _MEMORY_OPERATIONS = ("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamW
 
 
 class StickyError:
-    """The error after which a session's contexts are gone: the engine has its number, the words are known here."""
+    """The error that made a session's contexts unusable: the engine holds its number, this object its description."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._detail = ""
 
     def note(self, result: int, detail: str) -> None:
-        """A sticky error that Python saw; the first one stays."""
+        """Record a sticky error that Python received; the first one stays."""
         if not self.result:
             self._detail = detail
             self._engine.fail(result)
@@ -46,7 +47,7 @@ class StickyError:
         return int(self._engine.error())
 
     def detail(self) -> str:
-        """The error in words, its name where no more is known; empty without one."""
+        """Return the description of the error, its name where there is no other; empty without an error."""
         if self._detail or not self.result:
             return self._detail
         try:
@@ -56,18 +57,18 @@ class StickyError:
 
 
 class OrderedWork:
-    """Gives work to streams, by their numbers. Every method raises :class:`DeviceError` for what is wrong with a call
-    itself; a sticky error is kept instead.
+    """Submits work to streams, by their numbers. Every method raises :class:`DeviceError` for an invalid call; a sticky
+    error is recorded instead.
     """
 
     def __init__(self, engine: Engine, gpus: Gpus, completion: Completion) -> None:
         self._engine, self._gpus, self._completion = engine, gpus, completion
         self.error = StickyError(engine)
         self._timings: dict[int, Timings] = {}  #: by the session's number of the GPU
-        self._brought: Brought | None = None  #: of the timed call that is being given to the GPU
+        self._brought: Brought | None = None  #: of the timed call that is being submitted to the GPU
 
     def stream(self, number: int) -> Any:
-        """A stream's handle; its context is current."""
+        """Return a stream's handle; its context is current."""
         state = self._completion.streams.get(number)
         if state is None:
             raise DeviceError(f"stream {number} does not exist", CUDA_ERROR_INVALID_HANDLE)
@@ -75,7 +76,7 @@ class OrderedWork:
         return state.handle
 
     def run(self, seq: int, stream: int, result: tuple[Any, ...], what: str) -> None:
-        """Note work ``seq``, which the driver took with ``result``."""
+        """Record work ``seq``, which the driver took with ``result``."""
         code = int(result[0])
         if code in STICKY:
             self.error.note(code, what)
@@ -84,11 +85,11 @@ class OrderedWork:
         self._completion.submitted(stream, seq)
 
     def call(self, name: str, seq: int, payload: Any = b"", **args: Any) -> None:
-        """Give the engine a hot call."""
+        """Apply a hot call through the engine."""
         self._engine.apply(BY_NAME[name].id, seq, decoders.encode_args(name, **args), payload)
 
     def answered(self, name: str, seq: int, done: Done, **args: Any) -> None:
-        """The same for one with an answer."""
+        """Apply a hot call with an answer, which is passed to ``done``."""
         if self._brought is not None:
             self._brought.expected, done = True, self._brought.bytes
         self._completion.expect(seq, done)
@@ -119,11 +120,11 @@ class OrderedWork:
             self._brought = None
 
     def drain(self, seconds: float) -> bool:
-        """Whether everything is complete and every timed call answered, each within so many seconds."""
+        """Whether all work completed within ``seconds``, and each GPU's timed calls were answered within as many."""
         return bool(self._engine.drain(int(seconds * 1e9))) and all(
             timings.drain(seconds) for timings in self._timings.values())
 
     def stop(self) -> None:
-        """Timed calls that are open are never answered."""
+        """Stop timing; open timed calls are never answered."""
         for timings in self._timings.values():
             timings.stop()

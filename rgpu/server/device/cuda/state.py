@@ -1,6 +1,6 @@
-"""The bytes of a session's state on its GPUs: where they lie, and reading, writing and hashing them.
+"""The bytes of a session's state on its GPUs: their regions, and reading, writing and hashing them.
 
-A region is in the mappings of a GPU, in a variable of a module, or in a mirror of pinned memory, which is the host's.
+A region is in the mappings of a GPU, in a variable of a module, or in a mirror of pinned memory, which is host memory.
 Each GPU's own memory is read and written through its own context: no other reaches the variables of its modules.
 """
 
@@ -24,14 +24,14 @@ from rgpu.server.device.cuda.work.loaded import LoadedModules
 
 
 class StateBytes:
-    """Exact while the device is drained. Every method raises :class:`DeviceError`."""
+    """Access to the state; exact while the device is drained. Every method raises :class:`DeviceError`."""
 
     def __init__(self, gpus: Gpus, mirrors: Mirrors, modules: LoadedModules, hasher: Hasher) -> None:
         self._gpus, self._mirrors, self._modules, self._hasher = gpus, mirrors, modules, hasher
-        self.in_place = InPlace(self._gone)  #: for who takes memory of it away
+        self.in_place = InPlace(self._gone)  #: for callers that unmap some of the memory
 
     def regions(self) -> list[Region]:
-        """The memory whose bytes belong to the state."""
+        """Return the regions whose bytes belong to the state."""
         found = [Region(address, size, "mapped") for gpu in self._gpus
                  for address, (size, _) in sorted(gpu.memory.maps.items())]
         found.extend(Region(variable.address, variable.size, "global", number, variable.name)
@@ -53,7 +53,7 @@ class StateBytes:
         return None
 
     def read(self, address: int, size: int) -> bytes:
-        """The bytes of a region, or of a part of one."""
+        """Return the bytes of a region, or of a part of one."""
         if self._mirrors.contains(address, size):
             return self._mirrors.read(address, size)
         self._gpus.at(address)
@@ -72,7 +72,7 @@ class StateBytes:
         self._hasher.wrote()
 
     def write_runs(self, runs: Sequence[tuple[int, int, Any]], ring: CudaRing) -> None:
-        """Set many: (address, bytes, data or None for zeros); a GPU's go through the staging ring, at once."""
+        """Set many ranges, (address, bytes, data or None for zeros); a GPU's go through the staging ring at once."""
         on_device = []
         for address, size, data in runs:
             if self._mirrors.contains(address, size):
@@ -85,13 +85,13 @@ class StateBytes:
             ring.write(on_device, self._gpus.fence)
 
     def _clear(self, address: int, size: int) -> None:
-        """Zeros, by the GPU whose memory it is: no other may set the variables of its modules."""
+        """Zero a range by the GPU whose memory it is: no other can set the variables of its modules."""
         self._gpus.at(address)
         check(driver.cuMemsetD8(address, 0, size), "cuMemsetD8")
         check(driver.cuStreamSynchronize(driver.CUstream(driver.CU_STREAM_LEGACY)), "cuStreamSynchronize")
         self._hasher.wrote()
 
     def hash(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-        """Hash the pages of regions, which stay meanwhile."""
+        """Hash the pages of regions, which stay mapped meanwhile."""
         with self.in_place.reading(regions):
             return hash_regions(self._hasher, self._mirrors, regions, key)

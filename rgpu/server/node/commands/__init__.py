@@ -1,4 +1,4 @@
-"""What the leader commands of a node, with an entrance of its own: fenced by the leader's revision (OWNERSHIP 6).
+"""The leader's commands to a node, with an entrance of their own: fenced by the leader's revision (OWNERSHIP 6).
 
-Users' and operators' verbs do not come here, and know nothing of it.
+Verbs of users and operators neither pass here nor import this.
 """

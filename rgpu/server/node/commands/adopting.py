@@ -18,19 +18,19 @@ from rgpu.session.errors import AuthenticationFailed
 
 
 class AdoptCommands:
-    """``believed``: called once the registry is believed again; gives who leads by it and the revision, ("", 0) for
-    nobody, None while this node is not in the pool."""
+    """``believed``: called once the registry is trusted again; returns (host, revision) of its leader, ("", 0) for
+    none, None while this node is not in the pool."""
 
     def __init__(self, identity: Identity, held: HeldSessions, memory: RecordMemory, trust: RegistryTrust,
                  fence: LeaderFence, believed: Callable[[], Awaitable[tuple[str, int] | None]],
                  mending: Callable[[], Awaitable[bool]]) -> None:
-        """``mending``: whether the pool's record says that `rgpu pool adopt` is under way."""
+        """``mending``: whether `rgpu pool adopt` is under way by the pool's record."""
         self._identity, self._held, self._memory, self._trust = identity, held, memory, trust
         self._transitions = Transitions(held)
         self._fence, self._believed, self._mending = fence, believed, mending
 
     async def holdings(self, **_: Any) -> dict[str, Any]:
-        """This node's :class:`Report`."""
+        """Return this node's :class:`Report` as a dict."""
         held = self._held
         await self._trust.look()
         holdings = []
@@ -52,14 +52,14 @@ class AdoptCommands:
 
     async def adopt(self, *, own: dict[str, int] | None = None, forget: list[str] | None = None, cluster: str = "",
                     revision: int = 0, **_: Any) -> dict[str, Any]:
-        """Serve sessions at new epochs, forget others; then, with ``cluster``, believe the registry.
+        """Serve sessions at new epochs, forget others; then, with ``cluster``, trust the registry.
 
-        Raises :class:`AuthenticationFailed` while the registry is believed here and does not say that it is mended: a
-        node's key alone forgets no session of another node.
+        Raises :class:`AuthenticationFailed` while the registry is trusted here and no repair is on record: a
+        node's key alone must not end sessions of another node.
         """
         if not self._trust.mistrust() and not await self._mending():
-            raise AuthenticationFailed(f"{self._identity.host} believes its registry, and that says nothing of a "
-                                       "`rgpu pool adopt`: sessions are commanded by the elected leader",
+            raise AuthenticationFailed(f"{self._identity.host} trusts its registry, and no `rgpu pool adopt` is "
+                                       "on record: sessions are commanded by the elected leader",
                                        reason="not mending")
         for session, epoch in (own or {}).items():
             await self._transitions.adopt(session, int(epoch))
@@ -70,6 +70,6 @@ class AdoptCommands:
             self._trust.believe(cluster, revision)
             self._memory.clear()
             leader = await self._believed()
-            if leader is not None:  # those seen before would bar every new one for ever
+            if leader is not None:  # higher revisions seen before would fence every new leader for ever
                 self._fence.begin(leader)
         return {"host": self._identity.host}

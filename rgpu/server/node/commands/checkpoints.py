@@ -1,6 +1,6 @@
 """``session.image``: a checkpoint of a session here; it counts only when the registry names it (OWNERSHIP 5).
 
-``session.cut``: what the leader says to the gate of a session for a checkpoint with others
+``session.cut``: a step of a gang's consistent cut, for the gate of one session
 (:mod:`rgpu.server.worker.collectives.cut_gate`).
 """
 
@@ -20,13 +20,13 @@ from rgpu.session.errors import Corrupt, LimitReached, StoreFull, TimedOut
 
 log = structlog.get_logger(__name__)
 
-CUT_SECONDS = 5.0  #: for a worker to answer about a cut, beside what it is to wait
+CUT_SECONDS = 5.0  #: for a worker to answer about a cut, beside the commanded wait
 
 
 class CheckpointCommand:
-    """``shares``: what the checkpoints of this node have of the store's bandwidth and of free device memory.
+    """``shares``: divides the store's bandwidth and free device memory among the checkpoints of this node.
 
-    ``quota``: what users may have of the store; None: everything.
+    ``quota``: users' limits of checkpoint bytes; None: no limits.
     """
 
     def __init__(self, held: HeldSessions, checkpoints: NodeCheckpoints, shares: CheckpointShares,
@@ -35,15 +35,15 @@ class CheckpointCommand:
         self._quota = quota
 
     async def cut(self, *, session: str, do: str, wait: float = 0.0, **told: Any) -> dict[str, Any]:
-        """Pass on what the leader says of a cut. Raises :class:`NotFound`, and what the worker raises."""
+        """Pass a step of a consistent cut on to the worker. Raises :class:`NotFound`, and what the worker raises."""
         return dict(await self._held.owned(session).request("cut", word=do, wait=wait, timeout=wait + CUT_SECONDS,
                                                             **told))
 
     async def checkpoint(self, *, session: str, image: str, limited: bool = False, cut: str = "",
                          **_: Any) -> dict[str, Any]:
-        """Write a checkpoint; a full store is cleared up and asked again. ``limited``: its user's quota bounds it.
+        """Write a checkpoint; a full store is cleaned up and tried again. ``limited``: its user's quota bounds it.
 
-        ``cut``: its moment is that of the cut, which other sessions belong to; then a full store is an error.
+        ``cut``: its snapshot point is that of this consistent cut with other sessions; a full store is then an error.
 
         Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, :class:`LimitReached`,
         :class:`StoreFull`, :class:`TimedOut`, and what the worker raises.
@@ -51,7 +51,7 @@ class CheckpointCommand:
         try:
             return await self._within(session, image, limited, cut)
         except StoreFull as error:
-            if cut:  # the moment of the others has passed
+            if cut:  # the others' snapshot point has passed
                 raise
             freed = await self._checkpoints.make_room(session)
             log.warning("the checkpoint store is full", session=session, image=image, freed=freed, reason=error.message)
@@ -60,7 +60,7 @@ class CheckpointCommand:
         return await self._within(session, image, limited)
 
     async def _within(self, session: str, checkpoint: str, limited: bool, cut: str = "") -> dict[str, Any]:
-        """Write it within what its user may have. The checkpoint counts when the leader names it: after this."""
+        """Write it within its user's quota. The checkpoint counts only when the leader names it, after this."""
         self._deadline.check("a checkpoint")
         left = await self._quota.left_to(session) if limited and self._quota is not None else None
         if left is None or self._quota is None:
@@ -70,7 +70,7 @@ class CheckpointCommand:
                 done = await self._write(session, checkpoint, left.bytes, cut)
             except LimitReached as error:
                 raise left.instead_of(error) from error
-            except Corrupt as error:  # a worker of the previous version, which this daemon took over, knows no bound
+            except Corrupt as error:  # a worker of the previous version, which this daemon took over, has no such bound
                 if error.detail.get("reason") != "grant":
                     raise
                 done = await self._write(session, checkpoint, None, cut)

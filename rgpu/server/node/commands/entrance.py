@@ -1,6 +1,6 @@
-"""The entrance of ``node.command``: which only nodes may send, and nothing but commands of the leader passes.
+"""The entrance of ``node.command``: only nodes may send it, and only commands of the leader pass.
 
-Each is fenced by the leader's election, and done once: a repeated command id returns the recorded result.
+Each is fenced by the leader's election, and executed once: a repeated command id returns the recorded result.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Command = Callable[..., Awaitable[dict[str, Any]]]
 
 AuditCommand = Callable[[str, dict[str, Any], Actor, str, str, str, str], None]
 
-#: Asked by an operator through any node, not by a leader.
+#: Requested by an operator through any node, not by a leader.
 NO_LEADER = frozenset({"session.logs", "node.holdings", "node.adopt"})
 
 
 class CommandEntrance:
-    """``commands``: verb → what does it. ``observe``: told of each (verb, outcome, seconds).
+    """``commands``: verb → function. ``observe``: called for each with (verb, outcome, seconds).
 
-    ``audit``: told of each that came over control: (verb, arguments, who, where from, outcome, reason, for whom).
+    ``audit``: called for each over control with (verb, arguments, sender, its address, outcome, reason, for whom).
     """
 
     def __init__(self, commands: Mapping[str, Command], fence: LeaderFence, progress: MoveProgress,
@@ -41,8 +41,8 @@ class CommandEntrance:
                  to_leader: Mapping[str, Handler]) -> None:
         """Answer ``node.command``, and no other verb.
 
-        ``reporter``: makes the function that tells a request's sender how far it is. ``to_leader``: what other nodes
-        pass on under the same name for this node to do while it leads.
+        ``reporter``: makes the function that reports progress to a request's sender. ``to_leader``: verbs that other
+        nodes pass on under the same name for this node to do while it leads.
         """
         async def answer(request: Request) -> Any:
             verb = str(request.args.get("verb"))
@@ -63,8 +63,8 @@ class CommandEntrance:
 
     async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str, signer: str,
                       on_progress: Progress | None = None) -> dict[str, Any]:
-        """Do it, once. ``signer``: name of the key of the node that sent it. ``on_progress``: told how far a move's
-        source is.
+        """Execute a command once. ``signer``: name of the key of the node that sent it. ``on_progress``: receives the
+        progress of a move's source.
 
         Raises what :meth:`LeaderFence.check` raises, :class:`Refused` for an unknown command, and what the command
         raises.

@@ -1,18 +1,18 @@
-"""The fence against leaders that are over, and against those who were never elected (OWNERSHIP 6).
+"""The fence against deposed leaders, and against nodes that were never elected (OWNERSHIP 6).
 
-A node obeys a leader revision only from the node whose election stands under it in the registry. One that it has not
-seen is looked up there, and remembered; what it knows needs no registry, which may be away (OWNERSHIP 3):
+A node obeys a leader revision only from the node whose election is on record with it. A revision that it has not
+seen is looked up in the registry, and kept; a known one needs no registry, which may be unreachable (OWNERSHIP 3):
 
 ====================  ==================================  ========================================
 the revision is       sent by                             then
 ====================  ==================================  ========================================
-below the highest     anybody                             ``fenced``: that leader is over
+below the highest     any node                            ``fenced``: that leader was deposed
 the highest seen      the node that was elected by it     done
 the highest seen      another node                        ``authentication_failed``
 above the highest     the node that is on record with it  it is the highest from here on: done
 above the highest     another node                        ``authentication_failed``
-above what is known   anybody, nobody being elected now   ``fenced``: a leader without a record is over
-above what is known   anybody, the registry being away    ``pool_unavailable``: nothing new is begun without it
+above what is known   any node, while none is elected     ``fenced``: a leader without a record was deposed
+above what is known   any, without the registry           ``pool_unavailable``: nothing new is begun then
 ====================  ==================================  ========================================
 """
 
@@ -28,7 +28,7 @@ from rgpu.session.errors import AuthenticationFailed, Fenced, PoolUnavailable, R
 
 log = structlog.get_logger(__name__)
 
-#: Reads linearizably who leads: (host, create revision of the election's record); None while nobody does.
+#: Reads the leader linearizably: (host, create revision of the election's record); None while there is none.
 Elected = Callable[[], Awaitable[tuple[str, int] | None]]
 
 
@@ -41,7 +41,7 @@ def judge(verb: str, leader: int, signer: str, elected: tuple[str, int]) -> Rgpu
     if leader < highest:
         return Fenced(f"{verb} by leader revision {leader}, which is over: {host} leads by {highest}")
     if not host:
-        return Fenced(f"{verb} by leader revision {leader}: nobody is elected")
+        return Fenced(f"{verb} by leader revision {leader}: no node is elected")
     if leader > highest:
         return AuthenticationFailed(f"{verb} by leader revision {leader}, sent by {signer}: no such election is on "
                                     f"record; {host} leads by {highest}", reason="not elected")
@@ -52,7 +52,7 @@ def judge(verb: str, leader: int, signer: str, elected: tuple[str, int]) -> Rgpu
 
 
 class LeaderFence:
-    """``elected``: reads who leads. ``highest``: the highest leader revision on record that this node has seen."""
+    """``elected``: reads the leader. ``highest``: the highest leader revision on record that this node has seen."""
 
     def __init__(self, host: str, elected: Elected) -> None:
         self._host, self._read = host, elected
@@ -61,7 +61,7 @@ class LeaderFence:
         self._next: asyncio.Task[bool] | None = None
 
     async def check(self, verb: str, leader: int, signer: str) -> None:
-        """Let a command of the leader pass. ``signer``: name of the key that sent it (``node-HOST``), proven.
+        """Let a command of the leader pass. ``signer``: name of the authenticated key that sent it (``node-HOST``).
 
         Raises :class:`Fenced`, :class:`AuthenticationFailed`, and :class:`PoolUnavailable` for a revision that is not
         known here while the registry cannot be read.
@@ -81,13 +81,13 @@ class LeaderFence:
             raise refusal
 
     def begin(self, elected: tuple[str, int] | None) -> None:
-        """Know who leads by the registry as it is now, and forget what was seen before."""
+        """Take the leader of the registry as it is now, and forget revisions seen before."""
         self.leader, self.highest = elected or ("", 0)
 
     async def _look(self) -> bool:
-        """Read who leads, by a reading that begins after this call; whether anybody does.
+        """Read the leader, by a reading that begins after this call; return whether there is one.
 
-        Those who wait share the next one: however many commands come, one reading at a time is under way.
+        Waiting callers share the next reading, so that one reading at a time is under way for any number of commands.
         """
         if self._next is None:
             self._next = asyncio.ensure_future(self._look_once())
@@ -97,6 +97,6 @@ class LeaderFence:
         async with self._turn:
             self._next = None
             found = await self._read()
-        if found is not None and found[1] >= self.highest:  # a lower one: a registry that went back, for `pool adopt`
+        if found is not None and found[1] >= self.highest:  # lower only after a registry's restore: `pool adopt`
             self.leader, self.highest = found
         return found is not None

@@ -1,4 +1,4 @@
-"""The leader's word that a key is let in no more, and what follows from it here at once."""
+"""The leader's command that a key is revoked, and its immediate effects on this node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class KeyCommands:
-    """``authorized``: whom this node lets in. ``own``: its own public key; ``stop``: told if that was taken away."""
+    """``authorized``: keys that this node admits. ``own``: its own public key; ``stop``: called if that was revoked."""
 
     def __init__(self, authorized: AuthorizedKeys, own: str, stop: Callable[[], object]) -> None:
         self._authorized, self._own, self._stop = authorized, own, stop

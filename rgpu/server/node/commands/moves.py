@@ -20,7 +20,7 @@ from rgpu.session.errors import Fenced, Refused
 
 
 class MoveCommands:
-    """``watch``: has a session's record looked at until it decides.
+    """``watch``: has a session's record read until it decides.
 
     ``admit``: (session, move) → {address, ticket, secret} for the source's worker to reach the one here.
     """
@@ -32,9 +32,9 @@ class MoveCommands:
 
     async def receive(self, *, session: str, move: str, epoch: int, quota: int, device: str | None = None,
                       **_: Any) -> dict[str, Any]:
-        """Be the destination: a worker that waits for pages, and the ticket to reach it with.
+        """Be the destination: start a worker that waits for pages; return the ticket for it.
 
-        Raises :class:`Refused`, :class:`Fenced` when something newer was commanded meanwhile.
+        Raises :class:`Refused`, :class:`Fenced` when a newer command arrived meanwhile.
         """
         held = self._held
         if epoch <= held.newest_epoch(session) and (session in held.running or session in held.claims):
@@ -52,7 +52,7 @@ class MoveCommands:
             raise Fenced(f"{held.host} was told something newer of {session} while its worker started for move {move}")
         del held.receiving[session]
         held.incoming[session] = Incoming(move, handle, epoch)
-        self._watch(session, move)  # who began the move may be gone before it ends
+        self._watch(session, move)  # the leader that began the move may end before it
         with phases.phase("deadline"):
             await handle.give_deadline(self._deadline.descriptor())
         return {**self._admit(session, move), "device": spec, "worker_pid": handle.pid, "spare": handle.warm,
@@ -64,13 +64,14 @@ class MoveCommands:
         """Be the source: send everything; on return the session is paused and the copy verified.
 
         ``options``: those of :class:`MoveOptions`; leaders of 0.1 call them ``wishes``.
-        Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, and what the worker raises: it runs on.
+        Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, and what the worker raises; the session
+        then runs on.
         """
         self._deadline.check("a move")
         fault("daemon.send")
         handle = self._held.owned(session)
         asked = asyncio.get_running_loop().time()
-        with Dialer(lambda: connect((str(address[0]), int(address[1])))) as dialer:  # a worker reaches no network
+        with Dialer(lambda: connect((str(address[0]), int(address[1])))) as dialer:  # a worker has no network
             result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
                                           fds=(dialer.descriptor,), timeout=MOVE_SECONDS, **(options or wishes or {}))
         self._held.paused[session] = move

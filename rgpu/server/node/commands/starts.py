@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class SessionStarts:
-    """``watch``: has a session's record looked at until it decides. ``suspect``: has a device examined, and why."""
+    """``watch``: has a session's record read until it decides. ``suspect(device, why)``: has a device examined."""
 
     def __init__(self, held: HeldSessions, room: DeviceRoom, starter: WorkerStarter, checkpoints: NodeCheckpoints,
                  deadline: Deadline, watch: Callable[[str, str], object],
@@ -31,9 +31,9 @@ class SessionStarts:
 
     async def start(self, *, session: str, epoch: int, quota: int, device: str | None = None,
                     image: str | None = None, **_: Any) -> dict[str, Any]:
-        """A worker for ``session`` at ``epoch``, empty or from a checkpoint; answers when it can be attached to.
+        """Start a worker for ``session`` at ``epoch``, empty or from a checkpoint; returns when agents can attach.
 
-        ``quota``: bytes of each device. Raises :class:`Fenced` for an epoch that is over, :class:`Refused`.
+        ``quota``: bytes of each device. Raises :class:`Fenced` for a superseded epoch, :class:`Refused`.
         """
         held = self._held
         known = held.newest_epoch(session)
@@ -65,8 +65,8 @@ class SessionStarts:
                 if candidate == tried[-1]:
                     raise
         handle = self._held.running[session]
-        # While it started another leader may have given the session to somebody else: it is not told to forget
-        # what it does not have yet.
+        # While it started another leader may have given the session to another node: no command to forget it was
+        # sent here then, because the session was not here yet.
         self._watch(session, "")
         log.info("session starts here", session=session, epoch=claim.epoch, device=spec, image=candidate,
                  position=position)
@@ -74,7 +74,7 @@ class SessionStarts:
                 "warnings": warnings}
 
     async def _begin(self, session: str, claim: Claim, spec: str, quota: int, checkpoint: str) -> int:
-        """A worker that runs the session, empty or from ``checkpoint``; returns its position."""
+        """Start a worker that runs the session, empty or from ``checkpoint``; return its position."""
         held, epoch = self._held, claim.epoch
         try:
             handle = await self._starter.start(session, epoch=epoch, device=spec, quota=quota, state="empty")

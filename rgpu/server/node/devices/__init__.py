@@ -1,1 +1,1 @@
-"""A node's devices: what of them is promised, and their health, examined by a process. They know no session."""
+"""A node's devices: promised memory, and health, examined by a separate process. Imports no sessions."""

@@ -1,4 +1,4 @@
-"""The node's own GPU driver: its release, and in one line what is missing where there is none."""
+"""The node's own GPU driver: its release, and a one-line explanation where it cannot be used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def release(file: Path = VERSION_FILE) -> str:
 
 
 def explain(error: BaseException, device: str) -> str:
-    """One line for a CUDA device that cannot be used: what is wrong with this machine, and what to do."""
+    """Explain in one line why a CUDA device cannot be used, and what to do."""
     advice = "or serve the CPU device with --device cpu"
     if isinstance(error, ImportError):
         return f"{device}: cuda-bindings is not installed: pip install 'rgpu-live[cuda]', {advice}"

@@ -1,9 +1,10 @@
-"""Look whether a device works: ``python -m rgpu.server.node.devices.examine --device cuda:0``, by the daemon, as a
-process.
+"""Check whether a device works: ``python -m rgpu.server.node.devices.examine --device cuda:0``, started by the daemon
+as a process of its own.
 
-A device that is sick can hang a process that touches it, so only this one does. Memory is taken,
-written, hashed by a kernel, and read; what comes back is compared. One line on stdout: {"fault": "…"}, empty where
-there is none. What says nothing of the device, such as no room for a context, is no fault; ``worked`` is false then.
+A faulty device can hang a process that uses it, so only this process does. Memory is allocated,
+written, hashed by a kernel, and read back and compared. One line on stdout: {"fault": "…"}, empty where
+there is none. An error that is not the device's, such as too little memory for a context, is no fault; ``worked`` is
+false then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rgpu.server.device.spec import lost, make_device
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import DeviceError, RgpuError
 
-#: Of making a context or memory: too little room, too many processes, a mode that allows only one.
+#: Errors of making a context or memory: too little memory, too many processes, a mode that allows only one.
 NOT_TOLD = frozenset({2, 46, 205, 208, 304, 305, 800})
 CONTEXT = 16
 
@@ -58,7 +59,7 @@ def _work(device: Device) -> str:
 
 
 def main() -> None:
-    """Examine one device and print what was found; may hang on a sick one."""
+    """Examine one device and print the result; may hang on a faulty one."""
     parser = argparse.ArgumentParser(description="internal: looks whether a device works; started by `rgpu server`")
     parser.add_argument("--device", required=True)
     options = parser.parse_args()
@@ -67,7 +68,7 @@ def main() -> None:
     except RgpuError as error:
         found, worked = f"it cannot be examined: {error.message}", False
     print(json.dumps({"fault": found, "worked": worked}), flush=True)
-    os._exit(0)  # a sick device's threads are not waited for
+    os._exit(0)  # a faulty device's threads are not waited for
 
 
 if __name__ == "__main__":

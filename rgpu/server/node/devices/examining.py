@@ -1,8 +1,7 @@
-"""A node's devices under suspicion: they are examined by a process, and the pool is told what that found.
+"""Examination of a node's suspected devices, by a separate process; the result is reported to the pool.
 
-Reasons for suspicion: an error that the hardware caused ended a worker, a worker did not start for an error of the
-device, an XID that programs do not cause (:mod:`rgpu.server.device.cuda.nvml`). Verdicts:
-:mod:`rgpu.server.node.devices.health`.
+Reasons for suspicion: a hardware error ended a worker, a worker did not start because of a device error, an XID that
+programs do not cause (:mod:`rgpu.server.device.cuda.nvml`). Verdicts: :mod:`rgpu.server.node.devices.health`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rgpu.server.node.devices.slots import DeviceSlot
 
 log = structlog.get_logger(__name__)
 
-#: For one examination: Python, a context, some work, on a machine that is busy. A device that takes longer hangs.
+#: Limit of one examination: Python, a context, some work, on a busy machine. A device that takes longer hangs.
 PATIENCE = 60.0
 
 #: fault of a device, empty for none; raises OSError where no process could be started
@@ -47,7 +46,7 @@ async def examine(spec: str) -> str:
     finally:
         if process.returncode is None:
             process.kill()
-            with contextlib.suppress(TimeoutError):  # where it hangs in the driver it stays until that lets it go
+            with contextlib.suppress(TimeoutError):  # one that hangs in the driver stays until the driver returns
                 await asyncio.wait_for(process.wait(), 1.0)
 
 
@@ -61,7 +60,7 @@ class Examining:
         self._xids: Any = None
 
     async def suspect(self, spec: str, why: str) -> Health:
-        """Examine the device, or wait for the examination that is under way; what it is then."""
+        """Examine the device, or wait for the examination under way; return its health afterwards."""
         task = self._under_way.get(spec)
         if task is None:
             log.warning("a device is examined", device=spec, reason=why)
@@ -87,7 +86,7 @@ class Examining:
         return slot.health
 
     async def _again(self, spec: str) -> None:
-        """Until it is well."""
+        """Examine the device again until it is healthy."""
         while (seconds := self._slots[spec].health.again()) is not None:
             await asyncio.sleep(seconds)
             await self.suspect(spec, "what it was before")

@@ -1,4 +1,4 @@
-"""The devices that a daemon was told to serve: looked at once when it starts, and described for the node's record."""
+"""The devices that a daemon is to serve: probed once when it starts, and described for the node's record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rgpu.session.facts import DeviceInfo
 
 
 def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
-    """Look at a device. ``cpu_memory``: bytes of a simulated one.
+    """Probe a device. ``cpu_memory``: bytes of a simulated one.
 
-    Raises :class:`UsageError`, :class:`DeviceError` with what to do.
+    Raises :class:`UsageError`, :class:`DeviceError` with advice.
     """
     kind, _, ordinal = spec.partition(":")
     if kind not in ("cpu", "cuda") or (ordinal and not ordinal.isdigit()):
@@ -31,12 +31,12 @@ def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
         facts = cuda_facts(number)
     except (ImportError, RuntimeError, DeviceError) as error:  # RuntimeError: the bindings found no libcuda
         raise DeviceError(driver.explain(error, f"cuda:{number}"), getattr(error, "result", 999)) from error
-    # Contexts and modules need room that no session's quota counts.
+    # Contexts and modules need memory that no session's quota counts.
     return DeviceSlot(f"cuda:{number}", facts, facts.total_memory - (2 << 30))
 
 
 def device_records(devices: DeviceSlots) -> list[DeviceRecord]:
-    """What the node's record says of its devices now."""
+    """The devices for the node's record, in their present state."""
     return [_record(spec, slot, devices.free(spec)) for spec, slot in devices.slots.items()]
 
 

@@ -1,4 +1,4 @@
-"""The devices of a node, and what of their memory is promised to sessions."""
+"""The devices of a node, and the memory of them that is promised to sessions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rgpu.session.errors import Refused
 
 @dataclass
 class DeviceSlot:
-    """A device of this node and what is promised of it."""
+    """A device of this node."""
 
     spec: str  #: cpu:0, cuda:1
     facts: DeviceFacts
     memory: int  #: bytes that sessions may use in all
     health: Health = Health()
-    described: dict[str, Any] = field(default_factory=dict)  #: what the node's record says of the facts, once it did
+    described: dict[str, Any] = field(default_factory=dict)  #: the facts as in the node's record, once it was made
 
     @property
     def healthy(self) -> bool:
@@ -29,7 +29,7 @@ class DeviceSlot:
 
 
 class Occupant(Protocol):
-    """What takes a part of one device or of several. ``session``: whose it is; those of one run share one part."""
+    """A worker that holds a part of one or several devices. ``session``: its session; those of one run share a part."""
 
     session: str
     device: str  #: several joined by ``+``
@@ -37,7 +37,7 @@ class Occupant(Protocol):
 
 
 class DeviceSlots:
-    """``occupants``: all that have a part now. ``kept``: bytes of a device that warm workers take."""
+    """``occupants``: all that hold a part now. ``kept``: bytes of a device that warm workers take."""
 
     def __init__(self, host: str, slots: dict[str, DeviceSlot], occupants: Callable[[], Sequence[Occupant]],
                  kept: Callable[[str], int] = lambda spec: 0) -> None:
@@ -45,20 +45,20 @@ class DeviceSlots:
         self._host, self._occupants, self.kept = host, occupants, kept
 
     def free(self, spec: str, session: str = "") -> int:
-        """Bytes of the device that no session here was promised, but those of the run of ``session``."""
+        """Bytes of the device that are promised to no session here, not counting the run of ``session``."""
         each: dict[str, int] = {}
         for one in self._occupants():
             if spec in parts(one.device):
                 each[one.session] = each.get(one.session, 0) + one.quota
         runs: dict[str, int] = {}
         for name, quota in each.items():
-            if not session or name == session or run_of(name) != run_of(session):  # its own worker of before counts
+            if not session or name == session or run_of(name) != run_of(session):  # its own previous worker counts
                 runs[run_of(name)] = max(runs.get(run_of(name), 0), quota)
         used = sum(runs.values())
         return self.slots[spec].memory - used - self.kept(spec)
 
     def choose(self, device: str | None, quota: int, session: str = "") -> str:
-        """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""
+        """A healthy device with enough memory, or all that ``device`` names. Raises :class:`Refused` with a reason."""
         for spec in parts(device) if device else ():
             if spec not in self.slots:
                 raise Refused(f"{self._host} has no device {spec}; it has {', '.join(self.slots)}")

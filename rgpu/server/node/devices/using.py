@@ -1,4 +1,4 @@
-"""How busy a node's devices are, by all processes, for people: what the driver's management library says."""
+"""Use of a node's devices by all processes, as the driver's management library reports it; for display only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rgpu.server.node.devices.slots import DeviceSlot
 log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 1.0
-ANSWER_SECONDS = 0.5  #: a sick GPU may hang whoever asks it: what was known before is told then
+ANSWER_SECONDS = 0.5  #: a query of a faulty GPU may hang: the last known values are returned then
 
 
 class DeviceUse:
-    """Asks in a thread, one at a time. ``read(uuid)``: {utilization: 0 to 1, memory_used: bytes}, or what is known."""
+    """Queries in a thread, one at a time. ``read(uuid)``: {utilization: 0 to 1, memory_used: bytes} or part of it."""
 
     def __init__(self, slots: Mapping[str, DeviceSlot],
                  read: Callable[[bytes], dict[str, Any]] = nvml.usage) -> None:
@@ -29,12 +29,12 @@ class DeviceUse:
         self._asking: asyncio.Future[dict[str, dict[str, Any]]] | None = None
 
     async def look(self) -> dict[str, dict[str, Any]]:
-        """What is in use, by device; nothing of those of which nothing is known."""
+        """Return the use by device; without devices whose use is unknown."""
         asked = [spec for spec in self._slots if spec.startswith("cuda")]
         if asked and self._asking is None and time.monotonic() - self._looked > FRESH_SECONDS:
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._ask, asked))
             self._asking.add_done_callback(self._answered)
-        if self._asking is not None:  # also another caller's, who may take the answer first
+        if self._asking is not None:  # it may be another caller's query, too
             await asyncio.wait([self._asking], timeout=ANSWER_SECONDS)
         return self._known
 

@@ -1,1 +1,1 @@
-"""Gangs as people see them: their rows, who waits for whom, the verbs that tell of them."""
+"""Gangs as shown to users: their rows, which ranks wait for which, the verbs that return them."""

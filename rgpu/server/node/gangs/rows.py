@@ -1,4 +1,4 @@
-"""The rows of gangs: what their records, their members' records and the members' workers say. Pure."""
+"""The rows of gangs, made of their records, their members' records and the members' workers' reports. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, 
     view = views.get(record.name, {})
     stats = dict(view.get("stats") or {})
     calls = stats.get("calls", view.get("position"))
-    # Of a live one whose node says nothing it is not known.
+    # For a live member whose node does not answer it is not known.
     came = bool(view.get("attached") or calls) if view else None if record.live else True
     return {"rank": record.rank, "session": record.name, "state": record.state, "host": record.owner,
             "device": record.device, "epoch": record.epoch,
@@ -53,7 +53,7 @@ def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, 
 
 
 def _checkpoint(record: SessionRecord) -> dict[str, Any] | None:
-    """The newest that counts; those of members that were taken at one moment have the same ``cut``."""
+    """The newest checkpoint that counts; members' checkpoints of one consistent cut have the same ``cut``."""
     found = record.checkpoint
     return None if found is None else {"image": found.name, "position": found.position, "created": found.created,
                                        "cut": found.cut or None, "put_off": found.put_off}
@@ -61,7 +61,7 @@ def _checkpoint(record: SessionRecord) -> dict[str, Any] | None:
 
 def waiting_rows(requests: Sequence[QueueRecord], lines: Mapping[str, Mapping[str, Any]],
                  now: float) -> list[dict[str, Any]]:
-    """Gangs that wait for their places, or for their other runs. ``lines``: what the leader says of the queue."""
+    """Gangs that wait for their places, or for their other runs. ``lines``: the leader's view of the queue."""
     gangs: defaultdict[str, list[QueueRecord]] = defaultdict(list)
     for record in requests:
         if record.gang is not None:

@@ -1,4 +1,4 @@
-"""What users ask about gangs, answered by any node from the registry and from what nodes say."""
+"""Verbs about gangs for users, answered by any node from the registry and nodes' reports."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rgpu.session.errors import NotFound
 
 
 class GangVerbs:
-    """See the module docstring. ``gate``: whose gangs somebody may see."""
+    """See the module docstring. ``gate``: which gangs a caller may see."""
 
     def __init__(self, records: PoolRecords, views: NodeViews, gate: Gate) -> None:
         self._records, self._views, self._gate = records, views, gate
 
     def register(self, control: ControlServer) -> None:
-        """Answer them."""
+        """Enter the verbs at the control server."""
         control.register("gang.list", self._list)
         control.register("gang.describe", self._describe)
 

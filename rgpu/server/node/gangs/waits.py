@@ -1,7 +1,7 @@
-"""The sentences about who waits for whom at a collective, from what workers say of their communicators. Pure.
+"""Sentences about ranks that wait for others at a collective, from workers' figures of their communicators. Pure.
 
-A worker's figures are what :meth:`rgpu.server.collectives.communicators.Communicators.figures` gives. It may
-be of another version, or lie: what cannot be read is as if nothing had been said.
+A worker's figures are those of :meth:`rgpu.server.collectives.communicators.Communicators.figures`. The worker may
+be of another version, and is untrusted: figures that cannot be read are ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from rgpu.session.printable import printable
 
-WAIT_SECONDS = 10.0  #: that a rank may stand at a collective before `rgpu ps` says so
+WAIT_SECONDS = 10.0  #: that a rank may wait at a collective before `rgpu ps` shows it
 MOST_TEXT = 200
 
 
@@ -33,7 +33,7 @@ class Last(msgspec.Struct, frozen=True):
 
 
 class CommunicatorFigures(msgspec.Struct, frozen=True):
-    """One communicator as one session has it; ``ranks``: how many it has in all."""
+    """One session's figures of a communicator; ``ranks``: its total number of ranks."""
 
     communicator: str = ""
     ranks: int = 0
@@ -41,7 +41,7 @@ class CommunicatorFigures(msgspec.Struct, frozen=True):
 
 
 def read_figures(figures: Any) -> tuple[CommunicatorFigures, ...]:
-    """What one worker says of its communicators; nothing where it cannot be read."""
+    """Decode one worker's figures of its communicators; empty where they cannot be read."""
     try:
         return msgspec.convert(figures or (), tuple[CommunicatorFigures, ...], strict=False)
     except msgspec.ValidationError:
@@ -49,10 +49,10 @@ def read_figures(figures: Any) -> tuple[CommunicatorFigures, ...]:
 
 
 def who_waits(communicators: Iterable[CommunicatorFigures]) -> list[str]:
-    """One sentence for the ranks of a communicator that stand at the same call for the same reason.
+    """One sentence for the ranks of a communicator that wait at the same call for the same reason.
 
-    Those that do for :data:`WAIT_SECONDS`: for whom, or which calls do not agree. ``communicators``: of one session,
-    or of several.
+    Only for ranks that wait for :data:`WAIT_SECONDS`: for which ranks, or which calls differ. ``communicators``: of
+    one session, or of several.
     """
     groups: dict[tuple[str, int, str, str], list[Last]] = {}
     for one, last in _standing(communicators):
@@ -67,7 +67,7 @@ def who_waits(communicators: Iterable[CommunicatorFigures]) -> list[str]:
 
 
 def last_collective(communicators: Iterable[CommunicatorFigures]) -> dict[str, Any] | None:
-    """What a session began last in any of its communicators; None: nothing that is known."""
+    """The last operation that a session began in any of its communicators; None: none is known."""
     every = [(one, last) for one in communicators for last in one.last]
     if not every:
         return None

@@ -1,4 +1,4 @@
-"""A node's dealings with its pool: the registry's records, other nodes, the leader, its own place among them.
+"""A node's part in its pool: the registry's records, links to other nodes and the leader, its own registration.
 
-It knows the sessions held here, and no verb of users or operators.
+Uses the sessions held here; does not import verbs of users or operators.
 """

@@ -1,4 +1,4 @@
-"""This node stands for election, and runs the coordinator while it leads."""
+"""The node's candidacy for leader; it runs the coordinator while it leads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rgpu.server.node.pool.registration import Registration
 
 
 class Candidacy:
-    """``lease``: s. ``grace``: s that a client's host may be silent. ``observe``: told of the leader's decisions."""
+    """``lease``: s. ``grace``: s that a client's host may be silent. ``observe``: receives the leader's decisions."""
 
     def __init__(self, local: LocalLeader, commands: NodeCommands, lease: float, grace: float,
                  observe: Callable[[str, dict[str, Any]], None]) -> None:

@@ -1,9 +1,9 @@
-"""Commands from this node's coordinator to nodes, waited for while the node that has them lives, and no longer.
+"""Commands from this node's coordinator to nodes, waited for only while the commanded node lives.
 
-A connection says nothing when its peer is gone for good, and a command to a
-node may take half an hour. The registry knows: a daemon that was started again
-has another incarnation and knows nothing of the command, and one whose record
-stays away for longer than its lease is not coming back as it was.
+A connection does not show that its peer has died, and a command to a
+node may take half an hour. The registry shows it: a daemon that was started again
+has another incarnation and has lost the command, and one whose record
+is absent for longer than its lease will not return with the same incarnation.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 async def unless_gone(answer: Awaitable[T], incarnation: Callable[[], Awaitable[int | None]], asked: int,
                       patience: float, what: str) -> T:
-    """What ``answer`` gives; :class:`LinkError` once the node that was asked cannot give it any more.
+    """Await ``answer``; raise :class:`LinkError` once the node that was asked cannot give it any more.
 
-    ``incarnation``: of the node as the registry has it now, None for none; what it raises says nothing of the node.
-    ``asked``: the incarnation that was asked. ``patience``: seconds that its record may be away: a daemon that lost
-    its place for a moment works on. ``what``: for the error.
+    ``incarnation``: reads the node's incarnation in the registry, None for no record; its errors are ignored.
+    ``asked``: the incarnation that was asked. ``patience``: seconds that its record may be absent: a daemon that lost
+    its lease briefly works on. ``what``: for the error.
     """
     task = asyncio.ensure_future(answer)
     away = 0.0
@@ -45,7 +45,7 @@ async def unless_gone(answer: Awaitable[T], incarnation: Callable[[], Awaitable[
             if task.done():
                 break
             if now not in (None, asked):
-                raise LinkError(f"{what}: the node was started again meanwhile and knows nothing of it")
+                raise LinkError(f"{what}: the node was started again meanwhile and has lost the command")
             if away > patience:
                 raise LinkError(f"{what}: the node has gone")
         return task.result()
@@ -63,7 +63,7 @@ class Perform(Protocol):
 class NodeCommander:
     """Commands of a coordinator here (:class:`rgpu.migrate.leader.nodes.NodeCommands`): to this node, and to others.
 
-    ``here``: what this node itself does. ``lease``: s that another's record may be away.
+    ``here``: executes commands to this node. ``lease``: s that another node's record may be absent.
     """
 
     def __init__(self, host: str, here: Perform, records: PoolRecords, peers: Peers, lease: float) -> None:
@@ -71,7 +71,7 @@ class NodeCommander:
 
     async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
                       timeout: float = 30.0, on_progress: Progress | None = None) -> dict[str, Any]:
-        """This node directly, others over control."""
+        """Command this node directly, others over control."""
         if host == self._host:
             return await self._here(verb, args, leader=leader, command_id=command_id, signer=node_name(host),
                                     on_progress=on_progress)

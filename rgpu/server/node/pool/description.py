@@ -1,7 +1,7 @@
-"""The node's folder knows all members of the pool: pool.json follows who registers and who leaves for good.
+"""The list of the pool's members in the node's folder: pool.json follows registrations and removals of nodes.
 
-Who is away stays written down as long as its key is on record: it may come back, and when every node was stopped its
-address is all that a client has.
+A node that is away stays in the list as long as its key is on record: it may return, and when every node was stopped
+its address is all that a client has.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 10.0  #: between two looks without news of nodes: keys may be taken off the record
+LOOK_SECONDS = 10.0  #: between two looks without changes of nodes: keys may be removed from the record
 AGAIN_SECONDS = 1.0
 
 
 class Description:
-    """Keeps pool.json of ``files`` what ``records`` say. ``authorized``: whose keys are the pool's."""
+    """Keeps pool.json of ``files`` equal to ``records``. ``authorized``: the pool's keys."""
 
     def __init__(self, files: PoolFiles, records: PoolRecords, authorized: AuthorizedKeys) -> None:
         self._files, self._records, self._authorized = files, records, authorized
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the list up to date until cancelled."""
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
@@ -45,11 +45,11 @@ class Description:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def look(self) -> None:
-        """Read who is there and write it down; what fails is tried again with the next look."""
+        """Read the registered nodes and write the list; a failure is retried with the next look."""
         try:
             nodes = await self._records.nodes()
             living = [Endpoint(node.control, node.public_key, node.host) for node in nodes.values() if node.control]
-            # A daemon of this folder that has just come back has written its address; its record is the old one still.
+            # A daemon of this folder that was just restarted has written its address; its record is still the old one.
             here = {path.parent.name for path in self._files.root.glob("nodes/*/node.key")}
             if await asyncio.to_thread(description.remember, self._files, living, self._member, None, here):
                 log.info("pool.json was written anew", members=[endpoint.host for endpoint in living])
@@ -57,7 +57,7 @@ class Description:
             log.warning("pool.json may lack members", path=str(self._files.description_path), reason=str(error))
 
     def _member(self, endpoint: Endpoint) -> bool:
-        """Whether a node that is away belongs to the pool still."""
+        """Whether a node that is away still belongs to the pool."""
         return self._authorized.find(endpoint.public) is not None
 
     async def _watch(self) -> None:

@@ -1,11 +1,11 @@
-"""Whom a node lets in: the keys in its own folder, and those on the pool's record.
+"""The keys that a node admits: those in its own folder, and those on the pool's record.
 
 Keys that were made in the folder (`rgpu keys create` works on files) are put on
-record, so that every node of the pool knows them; one that was removed from
-the folder is taken off again. ``origin`` tells whose folder a key came from.
-Keys that were revoked are on record as such: they are let in nowhere, and their
-files go, wherever they lie. Each node keeps that list in its folder, too, and
-puts back on record what a registry does not know any more.
+record, so that every node of the pool admits them; one that was removed from
+the folder is removed from the record. ``origin`` names the folder that a key is from.
+Revoked keys are on record as such: no node admits them, and their
+files are deleted in every folder. Each node keeps the list of revoked keys in its folder, too, and
+writes entries that a registry has lost back on record.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0  #: between two looks at the folder, where the kernel tells nothing of it
-QUIET_SECONDS = 10.0  #: and where it does, which it cannot of what another host changes in a shared one
+LOOK_SECONDS = 1.0  #: between two looks at the folder, without notifications by the kernel
+QUIET_SECONDS = 10.0  #: with them; the kernel does not notify of changes by another host in a shared folder
 
 
 def origin_of(directory: Path) -> str:
-    """The name of a folder of keys, made on the first call."""
+    """Return the name of a folder of keys, made on the first call."""
     path = directory / "origin"
     private_directory(directory)
     with contextlib.suppress(AlreadyExists):
@@ -44,16 +44,16 @@ def origin_of(directory: Path) -> str:
 
 
 class Keyring:
-    """Keeps ``authorized.on_record`` what the registry says; see the module docstring."""
+    """Keeps ``authorized.on_record`` equal to the registry; see the module docstring."""
 
     def __init__(self, authorized: AuthorizedKeys, registry: Registry, own: str = "",
                  stop: Callable[[], object] = lambda: None) -> None:
-        """``own``: this node's public key; ``stop``: told when that is revoked while the node runs."""
+        """``own``: this node's public key; ``stop``: called when that is revoked while the node runs."""
         self.authorized, self._own, self._stop = authorized, own, stop
         self.registry = registry
         self._origin = origin_of(authorized.directory)
         self._files: list[PublicKey] | None = None
-        self._changed = asyncio.Event()  #: the record has
+        self._changed = asyncio.Event()  #: the record has changed
         self._looked = asyncio.Event()  #: the record or the folder is to be looked at
 
     async def start(self) -> None:
@@ -71,16 +71,16 @@ class Keyring:
         await self._read()
 
     async def read(self) -> None:
-        """Take the keys on record over once, and publish nothing. Raises what the registry raises."""
+        """Read the keys on record once, and publish nothing. Raises what the registry raises."""
         await self._read()
 
     def again(self) -> None:
-        """The registry's data are others: publish and read everything anew."""
+        """Publish and read everything anew, because the registry's data were replaced."""
         self._files = None
         self._news()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the record and the folder until cancelled."""
         watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS, REVOKED)]
         folder = self._watch_folder()
         try:
@@ -88,7 +88,7 @@ class Keyring:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._looked.wait(), QUIET_SECONDS if folder else LOOK_SECONDS)
                 self._looked.clear()
-                await self._guarded(self._read_revoked)  # however the watch is
+                await self._guarded(self._read_revoked)  # whatever the state of the watch
                 await self._guarded(self._publish)
                 if self._changed.is_set():
                     self._changed.clear()
@@ -135,8 +135,8 @@ class Keyring:
     async def _watch(self, prefix: str) -> None:
         while True:
             try:
-                # From a revision that is known before the record is read: what is written between that reading and
-                # the watch's own start would be seen only at the next change, and it may be a key that was taken off.
+                # From a revision that was read before the record: a write between that reading and the watch's own
+                # start would be seen only at the next change, and it may be the removal of a key.
                 revision = (await self.registry.list(prefix)).revision
                 self._news()
                 async for _ in self.registry.watch(prefix, revision + 1):
@@ -147,7 +147,7 @@ class Keyring:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def _read_revoked(self) -> None:
-        """Refuse what the record says is revoked, and put there what only this folder knows."""
+        """Refuse keys that are revoked on record, and write there those that are revoked only in this folder."""
         found: dict[str, str] = {}
         for entry in (await self.registry.list(REVOKED)).entries:
             with contextlib.suppress(RgpuError):
@@ -167,7 +167,7 @@ class Keyring:
         for entry in (await self.registry.list(INVITATIONS)).entries:
             with contextlib.suppress(RgpuError):
                 record = decode(entry.value, InvitationRecord, entry.key)
-                # Whether it has expired is the leader's to say, by one clock: this host's may be another.
+                # The leader decides whether it has expired, by its clock: this host's may differ.
                 found[record.public] = PublicKey("invited", record.name, record.public)
         for entry in (await self.registry.list(KEYS)).entries:
             with contextlib.suppress(RgpuError):
@@ -177,7 +177,7 @@ class Keyring:
         self.authorized.on_record = found
 
     async def _publish(self) -> None:
-        """Put the folder's keys on record, and take off what was removed from it."""
+        """Put the folder's keys on record, and remove those that were removed from the folder."""
         files = await asyncio.to_thread(self.authorized.all)
         if files == self._files:
             return

@@ -1,7 +1,7 @@
-"""The way from this node to the leader: here when this node leads, over control otherwise.
+"""The link from this node to the leader: local when this node leads, over control otherwise.
 
-What only the leader may do is passed on as ``node.command``, which only nodes may send; the asker's role was checked by
-the node that was asked.
+Verbs of the leader are passed on as ``node.command``, which only nodes may send; the node that was asked has checked
+the caller's role.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import Fenced, PoolUnavailable, UnknownOutcome
 
-ASK_SECONDS = 660.0  #: that a leader may take
-LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: one may wait for another
-LEADER_LOOK = 0.5  #: seconds between two looks whether the asked leader still leads
-LEADER_AGAIN = 0.2  #: seconds until who leads is read again
-FIND_SECONDS = 10.0  #: until it is said that nobody leads
-ELECTION_SECONDS = 10.0  #: that an election may take once the record of the leader before has gone with its lease
+ASK_SECONDS = 660.0  #: longest time of a verb at the leader
+LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: a checkpoint may wait for another one
+LEADER_LOOK = 0.5  #: seconds between two checks that the asked leader still leads
+LEADER_AGAIN = 0.2  #: seconds until the leader's record is read again
+FIND_SECONDS = 10.0  #: without a leader's record until the request fails
+ELECTION_SECONDS = 10.0  #: that an election may take once the lease of the previous leader has ended
 
 Progress = Callable[[dict[str, Any]], None]
-#: What a leader does: (args, who asks, how to report progress) → result
+#: A verb of the leader: (args, caller, function that reports progress) → result
 LeaderVerb = Callable[[dict[str, Any], Actor, Progress], Awaitable[dict[str, Any]]]
 
 
 class LeaderLink:
-    """``verbs``: what the leader does, for when this node leads. ``lease``: of the leader's record, s. ``me``: this
-    node, as it asks for itself."""
+    """Passes verbs to the leader. ``verbs``: the leader's, for when this node leads. ``lease``: of the leader's record,
+    s. ``me``: this node, as the caller of its own requests."""
 
     def __init__(self, local: LocalLeader, verbs: Mapping[str, LeaderVerb], records: PoolRecords, peers: Peers,
                  lease: float, me: Actor) -> None:
@@ -44,10 +44,10 @@ class LeaderLink:
 
     async def ask(self, verb: str, args: dict[str, Any], actor: Actor | None = None,
                   on_progress: Progress = lambda values: None) -> dict[str, Any]:
-        """Have the leader do it for ``actor`` (None: this node), here or on the node that leads. Raises what it raises.
+        """Have the leader do ``verb`` for ``actor`` (None: this node), on whichever node leads. Raises what it raises.
 
-        A leader that stepped down is named by its record until the lease of that ends: it is asked again, or its
-        successor, for that long. Raises :class:`PoolUnavailable` after it.
+        The record of a leader that stepped down stays until its lease ends: the request is repeated, to that leader or
+        its successor, for that long. Raises :class:`PoolUnavailable` after it.
         """
         patience = self._lease + ELECTION_SECONDS
         until = time.monotonic() + patience
@@ -69,9 +69,9 @@ class LeaderLink:
                 await asyncio.sleep(LEADER_AGAIN)
 
     async def _find(self) -> tuple[Endpoint, int] | None:
-        """Where the leader answers, and its revision; None when this node leads.
+        """The leader's endpoint and revision; None when this node leads.
 
-        Raises :class:`PoolUnavailable` while nobody does.
+        Raises :class:`PoolUnavailable` while no node leads.
         """
         deadline = time.monotonic() + FIND_SECONDS
         while self._local.coordinator is None:
@@ -86,10 +86,11 @@ class LeaderLink:
         return None
 
     async def _while_it_leads(self, call: asyncio.Future[Any], revision: int, verb: str) -> Any:
-        """The leader's answer; if it leads no more before it answered, nobody knows what it had done.
+        """Return the leader's answer. If its term ended before it answered, the outcome is unknown.
 
-        Raises :class:`PoolUnavailable` with the reason "not leading" for a verb that may be repeated: the next
-        leader is asked then, because nobody else will (the end of a program is told once).
+        Raises :class:`PoolUnavailable` with the reason "not leading" for a verb that may be repeated: the caller then
+        asks the next leader (a program's end, for example, is reported once only). Raises :class:`UnknownOutcome`
+        for other verbs.
         """
         while not (await asyncio.wait([call], timeout=LEADER_LOOK))[0]:
             if await self._records.leader_revision() != revision:

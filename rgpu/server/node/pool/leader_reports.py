@@ -1,4 +1,4 @@
-"""What a node tells the leader of its workers, until one has taken it: a session waits for that."""
+"""Reports about a node's workers to the leader, repeated until one has accepted them: a session waits for that."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rgpu.session.errors import RgpuError
 log = structlog.get_logger(__name__)
 
 AGAIN_SECONDS = 0.5
-#: What a leader says of a session that is not this node's any more, or not in that state.
+#: Error codes of a leader for a session that is not this node's any more, or not in that state.
 OVER = frozenset({"not_found", "fenced", "refused", "not_permitted"})
-#: (verb, args) → what the leader answered
+#: (verb, args) → the leader's answer
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class LeaderReports:
-    """``ask``: of the leader, wherever it is."""
+    """``ask``: sends a request to the leader, on whichever node it runs."""
 
     def __init__(self, host: str, ask: Ask, stopping: asyncio.Event) -> None:
         self._host, self._ask, self._stopping = host, ask, stopping
 
     async def worker_died(self, session: str, epoch: int, reason: str, place: dict[str, Any] | None = None) -> None:
-        """A session that this node owns at ``epoch`` has no worker any more: the leader decides what follows.
+        """Report that a session that this node owns at ``epoch`` has lost its worker: the leader decides what follows.
 
-        ``place``: how far its work came: {position, begun, complete}, as far as it is known.
+        ``place``: the last position of its work: {position, begun, complete}, as far as known.
         """
         args = {"session": session, "host": self._host, "epoch": epoch, "reason": reason, **(place or {})}
         while not self._stopping.is_set():

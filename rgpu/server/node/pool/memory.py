@@ -1,6 +1,6 @@
-"""What a node remembers of the registry, for one that went back (`rgpu pool adopt`).
+"""A node's copy of registry records, for the repair of a registry restored to an older state (`rgpu pool adopt`).
 
-For each session that it holds the record as it read it last, in memory and beside the worker; for each agent the
+For each session held here the record as last read, in memory and in a file beside the worker; for each agent the
 highest epoch that it named.
 """
 
@@ -22,11 +22,11 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-SEEN_LIMIT = 4096  #: agents whose epochs a node remembers
+SEEN_LIMIT = 4096  #: agents whose epochs are kept
 
 
 class RecordMemory:
-    """``directory``: the node's own. ``here``: whether a worker of a session is here."""
+    """Keeps the copies. ``directory``: the node's own. ``here``: whether a worker of a session is here."""
 
     def __init__(self, host: str, directory: Path, here: Callable[[str], bool]) -> None:
         self._host, self._directory, self._here = host, directory, here
@@ -34,7 +34,7 @@ class RecordMemory:
         self._seen: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def remember(self, record: SessionRecord) -> None:
-        """A record that was read from a registry that is believed; kept while the session is here, over restarts."""
+        """Keep a record that was read from a trusted registry, while the session is here, over restarts."""
         if not self._here(record.name) and record.owner != self._host:
             self._records.pop(record.name, None)
             return
@@ -42,19 +42,19 @@ class RecordMemory:
         if known is None or (known.epoch <= record.epoch and known != record):
             self._records[record.name] = record
             path = self._path(record.name)
-            if path.parent.is_dir():  # else there is no worker yet; it is looked at again when there is
+            if path.parent.is_dir():  # else there is no worker yet; the record is read again when there is one
                 try:
                     fresh = path.with_suffix(".new")
                     fresh.write_bytes(encode(record))
                     os.replace(fresh, path)
-                except OSError as error:  # a full disk must not stop what runs
+                except OSError as error:  # a full disk must not stop the session
                     log.warning("cannot remember a record", session=record.name, reason=str(error))
 
     def _path(self, session: str) -> Path:
         return worker_folder(self._directory, session) / "record"
 
     def recall(self, session: str) -> SessionRecord | None:
-        """What is remembered of a session, by this daemon or the one before it."""
+        """The copy of a session's record, by this daemon or an earlier one; None where there is none."""
         if session not in self._records:
             try:
                 data = self._path(session).read_bytes()
@@ -64,11 +64,11 @@ class RecordMemory:
         return self._records.get(session)
 
     def clear(self) -> None:
-        """Forget the records in memory: the registry's are others from here on."""
+        """Forget the records in memory, because the registry's were replaced."""
         self._records.clear()
 
     def saw(self, session: str, agent: str, epoch: Any) -> None:
-        """An agent named the highest epoch that it has seen; what is none is left out."""
+        """Keep the highest epoch that an agent has named; a value that is no epoch is ignored."""
         if isinstance(epoch, int) and 0 < epoch <= MOST_EPOCH:
             key = session, agent
             self._seen[key] = max(epoch, self._seen.pop(key, 0))

@@ -1,4 +1,4 @@
-"""What the registry's records mean for the sessions held here: read, and obeyed (OWNERSHIP 2)."""
+"""Reconciliation: reads the registry's records of the sessions held here and obeys them (OWNERSHIP 2)."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from rgpu.session.errors import PoolUnavailable, RgpuError, UnknownOutcome
 
 log = structlog.get_logger(__name__)
 
-WITHDRAW_TRIES = 5  #: of a source's abort, while the record changes
-AGAIN_SECONDS = 0.5  #: between two looks at a record that decides nothing yet
+WITHDRAW_TRIES = 5  #: attempts of a source's abort, while the record changes
+AGAIN_SECONDS = 0.5  #: between two readings of a record that decides nothing yet
 
 
 class Reconciler:
-    """Makes what is held here what the records say. ``spawn``: has work done beside."""
+    """Brings the sessions held here into the state of their records. ``spawn``: starts background work."""
 
     def __init__(self, identity: Identity, records: PoolRecords, held: HeldSessions, trust: RegistryTrust,
                  reports: LeaderReports, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self._identity, self._records, self._held = identity, records, held
         self._trust, self._reports, self._spawn = trust, reports, spawn
         self._transitions = Transitions(held)
-        self._waiting: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
-        self._read: dict[str, Held] = {}  #: of sessions whose move is open, as their record was read last
+        self._waiting: set[tuple[str, str]] = set()  #: (session, move) whose record is read again later
+        self._read: dict[str, Held] = {}  #: last read records of sessions whose move is open
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def reconcile(self, *, session: str, move: str, **_: Any) -> dict[str, Any]:
-        """Read the record and obey it; one that decides nothing yet is looked at again.
+        """Read the record and obey it; one that decides nothing yet is read again later.
 
-        Never what the request says is held. ``move``: the one that is asked about, empty for any. Returns {done,
-        reason}. Raises what the registry and the worker raise.
+        The state held is read from this node, never from the request. ``move``: the one to reconcile, empty for any.
+        Returns {done, reason}. Raises what the registry and the worker raise.
         """
         async with self._locks[session]:
             held = self._held.holds(session, move)
@@ -73,13 +73,13 @@ class Reconciler:
             return {"done": found.action, "reason": found.reason}
 
     async def doubt(self, session: str, epoch: int, known: int) -> bool:
-        """What is held here is above what the registry says; False for a registry that is never doubted."""
+        """Report that a session is held at a higher epoch than on record; False: the registry is never doubted."""
         return await self._trust.doubt(
             f"{self._identity.host} holds {session} at epoch {epoch}, and the registry says {known}")
 
     def _nothing_held(self, session: str, record: SessionRecord | None) -> dict[str, Any]:
-        """The record may promise what is not here: the worker died after it was verified, before it was activated."""
-        if session in self._held.running:  # its end is told with its reason, once its device was examined
+        """Handle a record whose worker is missing here: it died after verification, before it was activated."""
+        if session in self._held.running:  # its end is reported with its reason, once its device was examined
             return {"done": "its worker is here, or has just ended"}
         host = self._identity.host
         if record is not None and record.state == "running" \
@@ -88,12 +88,12 @@ class Reconciler:
             self._spawn(self._reports.worker_died(session, record.epoch, f"its worker on {host} died in a move"))
         return {"done": "nothing is held here"}
 
-    # -- what a worker asks -------------------------------------------------------
+    # -- requests of workers -----------------------------------------------------
     async def withdraw(self, session: str, move: str, reason: str) -> None:
-        """A worker here waited in vain for the commit of its move: compete for the record by abort (OWNERSHIP 2).
+        """Try to abort a move whose commit a source here has awaited for too long; the registry decides (OWNERSHIP 2).
 
-        The record is compared as it was read last, so this is one round trip where nothing has changed since. What
-        came of it is told to the worker, which asks again if it hears nothing.
+        The record is compared as it was read last, so this is one round trip where nothing has changed since. The
+        outcome is sent to the worker, which asks again if it receives none.
         """
         async with self._locks[session]:
             outcome, why = await self._abort(session, move, reason)
@@ -103,7 +103,7 @@ class Reconciler:
             await self._answer(session, "withdrawn", move=move, outcome=outcome, reason=why)
 
     async def _abort(self, session: str, move: str, reason: str) -> tuple[str, str]:
-        """(won, lost or unknown; why). An unknown outcome is never guessed."""
+        """Return (won, lost or unknown; why). An unknown outcome is never guessed."""
         fault("daemon.withdraw")
         read = self._read.pop(session, None)
         try:
@@ -115,15 +115,15 @@ class Reconciler:
                 if result.succeeded:
                     return ("unknown", "a test lost the answer") if fault("daemon.withdraw.done") == "lost" \
                         else ("won", reason)
-                read = None  # it was another record
+                read = None  # the record has changed
         except (UnknownOutcome, PoolUnavailable) as error:
             return "unknown", error.message
-        except RgpuError as error:  # committed, aborted or over already
+        except RgpuError as error:  # committed, aborted or ended already
             return "lost", error.message
         return "lost", "the record changes too fast"
 
     async def read_for(self, session: str, move: str) -> None:
-        """Reconcile what a worker here asks about; it is told also when the record decides nothing."""
+        """Reconcile at a worker's request; the worker is informed also when the record decides nothing."""
         done = await self.reconcile(session=session, move=move)
         if done["done"] == "stay paused":
             await self._answer(session, "undecided", move=move, reason=str(done.get("reason", "")))
@@ -136,7 +136,7 @@ class Reconciler:
 
     # -- until it is decided --------------------------------------------------------
     def watch(self, session: str, move: str) -> None:
-        """Look at the record until it decides: the coordinator that began the move may be gone."""
+        """Read the record until it decides: the coordinator that began the move may have died."""
         if (session, move) not in self._waiting:
             self._waiting.add((session, move))
             self._spawn(self._again(session, move))
@@ -151,7 +151,7 @@ class Reconciler:
             self.watch(session, move)
 
     async def reconcile_all(self) -> None:
-        """After the registry was out of reach: what do the records say about what is held here?"""
+        """Reconcile every session held here, after the registry was unreachable."""
         for session in list(self._held.running) + list(self._held.incoming):
             with contextlib.suppress(RgpuError):
                 incoming = self._held.incoming.get(session)

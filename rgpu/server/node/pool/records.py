@@ -27,15 +27,15 @@ class PoolRecords:
 
     def __init__(self, remember: Callable[[SessionRecord], None]) -> None:
         self.registry: Registry
-        self.endpoints: dict[str, Endpoint] = {}  #: where nodes were last known to answer, by host
+        self.endpoints: dict[str, Endpoint] = {}  #: last known control endpoints of nodes, by host
         self._remember = remember
-        self._read: dict[str, tuple[bytes, SessionRecord]] = {}  #: by key: the record of those very bytes
+        self._read: dict[str, tuple[bytes, SessionRecord]] = {}  #: by key: the record as last read, encoded and decoded
 
     async def open(self, address: str, seen: Path, stopping: asyncio.Event) -> None:
-        """Open the registry, also one that is not believed: then only `rgpu pool adopt` can be answered.
+        """Open the registry, also one that is not trusted: then only `rgpu pool adopt` can be answered.
 
         Waits for one that does not answer: workers of this host may be running meanwhile (OWNERSHIP 3). ``seen``: the
-        file that remembers it. Raises :class:`PoolUnavailable` for an embedded one, or once ``stopping`` is set.
+        file that identifies it. Raises :class:`PoolUnavailable` for an embedded one, or once ``stopping`` is set.
         """
         while True:
             try:
@@ -61,7 +61,7 @@ class PoolRecords:
         return {record.host: record for record in records}
 
     async def living(self, host: str) -> NodeRecord:
-        """A node that can be asked. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
+        """The record of a living node. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
         node = (await self.nodes()).get(host)
         if node is None:
             raise NotFound(f"no node is called {host}, or it is down", host=host)
@@ -76,7 +76,7 @@ class PoolRecords:
 
     # -- sessions ---------------------------------------------------------------
     async def sessions(self) -> list[SessionRecord]:
-        """Every session's record, also of those that ended. What has not changed is not decoded again."""
+        """Every session's record, also of ended ones. A record that has not changed is not decoded again."""
         listing, known = await self.registry.list(SESSIONS), self._read
         self._read = {}
         for entry in listing.entries:
@@ -111,11 +111,11 @@ class PoolRecords:
 
     # -- the leader -------------------------------------------------------------
     async def leader(self) -> tuple[str, int] | None:
-        """(host, create revision) of who leads; None while nobody does."""
+        """(host, create revision) of the leader; None while there is none."""
         found = await current_leader(self.registry)
         return (found[0].host, found[1].revision) if found else None
 
     async def leader_revision(self) -> int:
-        """The create revision of who leads, 0 while nobody does."""
+        """The create revision of the leader, 0 while there is none."""
         found = await self.leader()
         return found[1] if found else 0

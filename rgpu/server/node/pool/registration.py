@@ -1,4 +1,4 @@
-"""This node's place in the pool: its record, and the lease that holds it."""
+"""This node's registration in the pool: its record, and the lease that keeps the record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rgpu.server.node.identity import Identity
 from rgpu.session.errors import RgpuError
 
 REFRESH_SECONDS = 2.0
-#: Begins the reason of a node that stands aside by itself.
+#: Begins the reason of a node that cordons itself.
 UNREACHABLE = "not reachable"
 
 
 class Registration:
     """``keeper`` is set by :meth:`keep`, ``membership`` by :meth:`join`.
 
-    ``lease``: s. ``store``: where checkpoints lie, in words that only nodes which see the same ones share.
+    ``lease``: s. ``store``: identifies the checkpoint store; equal only on nodes that use the same one.
     """
 
     def __init__(self, identity: Identity, devices: Callable[[], list[DeviceRecord]], lease: float, store: str) -> None:
@@ -34,12 +34,12 @@ class Registration:
 
     def keep(self, address: str) -> None:
         """Start the process that renews leases of the registry at ``address``."""
-        # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
+        # A daemon frozen for longer than its lease counts as dead in the pool: the keeper must not renew for it.
         self.keeper = LeaseKeeper(address, patience=2 * self._lease)
 
     async def join(self, registry: Registry, control: str, data: tuple[str, int], secret: str,
                    on_return: Callable[[], None]) -> None:
-        """Register under the lease. ``control``, ``data``: where this node answers. ``secret``: as in its record.
+        """Register under the lease. ``control``, ``data``: addresses of this node. ``secret``: as in its record.
 
         ``on_return`` is called when it is registered again after its lease was lost. Raises :class:`AlreadyExists`,
         :class:`PoolUnavailable`.
@@ -59,22 +59,22 @@ class Registration:
         return self.joined and self.membership.in_time()
 
     async def tell_devices(self) -> None:
-        """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
+        """Write changed devices into the node's record at once; a failed write is repeated by :meth:`refresh`."""
         devices = self._devices()
         if devices != self.membership.record.devices:
             with contextlib.suppress(RgpuError):
                 await self.membership.update(devices=devices)
 
     async def tell_secret(self, secret: str) -> None:
-        """Have the record say which of the pool's secrets is held here; told again with the next look if that fails."""
+        """Write into the record which of the pool's secrets is held here; a failed write is repeated by the caller."""
         if self.joined and self.membership.record.secret != secret:
             with contextlib.suppress(RgpuError):
                 await self.membership.update(secret=secret)
 
     async def stand_aside(self, why: str) -> None:
-        """Take no more sessions because of ``why``; with an empty one, be again what operators decided for this host.
+        """Take no more sessions because of ``why``; with an empty one, return to the state that operators set.
 
-        Raises :class:`Conflict` while it is not registered, :class:`PoolUnavailable`.
+        Raises :class:`Conflict` while the node is not registered, :class:`PoolUnavailable`.
         """
         state, reason = await self.membership.decided()
         if why and state == "ready":
@@ -82,13 +82,13 @@ class Registration:
         await self.membership.update(state=state, reason=reason)
 
     async def refresh(self) -> None:
-        """Keep the free memory in the node's record, until cancelled: for people; placement counts promises."""
+        """Keep the free memory on record up to date, until cancelled: for people; placement counts promises."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             await self.tell_devices()
 
     async def leave(self) -> None:
-        """Out of the pool at once: the leases are revoked."""
+        """Leave the pool at once: the leases are revoked."""
         if hasattr(self, "membership"):
             await self.membership.stop()
         if hasattr(self, "keeper"):

@@ -1,4 +1,4 @@
-"""Workers of an earlier daemon of this node: adopted, and their records given the new incarnation."""
+"""Taking over the workers of an earlier daemon of this node; their records are given the new incarnation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AGAIN_SECONDS = 0.5
 
 
 class TakingBack:
-    """What a daemon that starts does with the workers that it finds, before it registers itself."""
+    """Takes over the workers that a starting daemon finds, before it registers itself."""
 
     def __init__(self, identity: Identity, held: HeldSessions, records: PoolRecords, reconciler: Reconciler,
                  boxes: Boxes | None = None) -> None:
@@ -35,7 +35,7 @@ class TakingBack:
         self._boxes = boxes
 
     async def connect(self, on_event: OnEvent) -> None:
-        """Hold the workers that are running; the registry decides about each later (:meth:`take_back`)."""
+        """Connect to the workers that are running; the registry decides about each later (:meth:`take_back`)."""
         for handle in await handles.adopt(self._identity.directory, on_event, self._boxes):
             view = handle.view
             handle.device, handle.quota = view.get("device", ""), int(view.get("quota", 0))
@@ -48,9 +48,9 @@ class TakingBack:
 
     async def take_back(self, deadline: int, believed: Callable[[], Awaitable[None]],
                         stopping: asyncio.Event) -> None:
-        """Hand each held worker the deadline's page, and ask the registry whose it is.
+        """Hand each held worker the deadline's page, and read from the registry which node owns its session.
 
-        ``deadline``: a descriptor. ``believed`` waits until the registry is believed. Raises :class:`PoolUnavailable`,
+        ``deadline``: a descriptor. ``believed`` waits until the registry is trusted. Raises :class:`PoolUnavailable`,
         :class:`UnknownOutcome` once ``stopping`` is set.
         """
         for handle in self._held.running.values():
@@ -60,7 +60,7 @@ class TakingBack:
 
     async def _until_answered(self, session: str, believed: Callable[[], Awaitable[None]],
                               stopping: asyncio.Event) -> None:
-        """An adopted worker: is it still ours? Then the record gets our new incarnation."""
+        """Write our new incarnation into the record if this node still owns the session; else end the worker."""
         while True:
             try:
                 await self._take_back(session)
@@ -98,9 +98,9 @@ class TakingBack:
         await Transitions(self._held).obey(session, "", "forget", 0)
 
     async def tell_agents(self, control: str, adopted: list[WorkerHandle]) -> None:
-        """Have adopted workers tell their agents where this node answers now: it may be at another port.
+        """Have the workers send their agents this node's control address, which may have another port now.
 
-        ``control``: its address. An agent that is not attached now learns it when it attaches: it has to ask the pool
+        ``control``: the address. An agent that is not attached now receives it when it attaches: it has to ask the pool
         first.
         """
         values = {"address": control, "public": self._identity.keys.public}

@@ -1,4 +1,4 @@
-"""Whether the registry is believed: one that went back decides nothing until `rgpu pool adopt` has mended it."""
+"""Trust in the registry: one restored to an older state decides nothing until `rgpu pool adopt` has repaired it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from rgpu.session.errors import Conflict, RgpuError
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-ADOPT = "rgpu pool adopt"  #: in the reason of a pause that it begins or ends
+ADOPT = "rgpu pool adopt"  #: part of the reason of a pause because of it
 TRIES = 10
 
 
 class RegistryTrust:
-    """The node's belief in the registry that ``records`` reads; an embedded one is never doubted."""
+    """The node's trust in the registry that ``records`` reads; an embedded one is never doubted."""
 
     def __init__(self, records: PoolRecords) -> None:
         self._records = records
 
     def mistrust(self) -> str:
-        """Why nothing is decided by the registry; empty while it is believed."""
+        """Why nothing is decided by the registry; empty while it is trusted."""
         return str(getattr(self._records.registry, "mistrust", ""))
 
     async def mending(self) -> bool:
-        """Whether the pool's record says that `rgpu pool adopt` is to mend the registry, or does. Raises what reading
+        """Whether the pool is paused because `rgpu pool adopt` is to repair the registry, or does. Raises what reading
         raises.
         """
         record = await pool_record(self._records.registry)
         return record.paused and ADOPT in record.reason
 
     async def look(self) -> None:
-        """Ask the registry something: what it answers shows whether it went back."""
+        """Read the registry's revision: that shows whether it was restored to an older state."""
         try:
             await self._records.registry.revision()
         except RgpuError as error:
@@ -52,10 +52,10 @@ class RegistryTrust:
 
     async def wait_believed(self, address: str, authorized: AuthorizedKeys, stopping: asyncio.Event,
                             answer: Callable[[], Awaitable[None]]) -> None:
-        """Until `rgpu pool adopt` has mended the registry at ``address``.
+        """Wait until `rgpu pool adopt` has repaired the registry at ``address``.
 
-        The keys on record are read into ``authorized``, and ``answer`` opens the control port: the others have to be
-        let in to ask this node for it.
+        The keys on record are read into ``authorized``, and ``answer`` opens the control port: other nodes have to be
+        admitted to send this node the repair's commands.
         """
         log.error("this node waits for `rgpu pool adopt`", reason=self.mistrust())
         await answer()
@@ -69,9 +69,9 @@ class RegistryTrust:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def doubt(self, reason: str) -> bool:
-        """The registry does not know an epoch that was seen: automation pauses, and this node trusts it no more.
+        """Pause automation and stop trusting the registry, because an epoch that was seen is not on record.
 
-        False for one that is never doubted.
+        False, and nothing is done, for a registry that is never doubted.
         """
         distrust = getattr(self._records.registry, "distrust", None)
         if distrust is None:
@@ -84,14 +84,14 @@ class RegistryTrust:
         return True
 
     def believe(self, cluster: str, revision: int) -> None:
-        """Believe the registry of that cluster id from that revision on."""
+        """Trust the registry of that cluster id from that revision on."""
         believe = getattr(self._records.registry, "believe", None)
         if believe is not None:
             believe(cluster, revision)
 
 
 async def pause(registry: Registry, paused: bool, reason: str) -> bool:
-    """Pause automation or let it go on; whether it was paused before. Raises :class:`Conflict`."""
+    """Pause or resume automation; return whether it was paused before. Raises :class:`Conflict`."""
     for _ in range(TRIES):
         entry, old = await registry.get(POOL), await pool_record(registry)
         if old.paused == paused:

@@ -1,1 +1,1 @@
-"""The ports of a node, as far as it serves them itself: data, scrapes, and its own look at them. They run no verb."""
+"""The ports that a node serves itself: data and metrics, with a check that they can be reached. They run no verb."""

@@ -1,8 +1,8 @@
 """The node's one data port: authenticate a peer, then hand its socket to a worker.
 
-The daemon only speaks the preamble (tickets, salts, keys); the sealed frames
-are the worker's business. So a node needs two ports, however many sessions it
-has, and a worker never sees the pool secret. A peer that has not proven itself
+The daemon handles only the preamble (tickets, salts, keys); the sealed frames
+are handled by the worker. So a node needs two ports for any number of
+sessions, and a worker never sees the pool secret. An unauthenticated peer
 holds a descriptor and a few hundred bytes, for as long as the budget allows.
 """
 
@@ -35,18 +35,18 @@ from rgpu.session.errors import LinkError, Refused, RgpuError
 log = structlog.get_logger(__name__)
 
 MOVE_TICKET_SECONDS = 600
-#: Connections of one session on their way to its worker at once: a link and its lanes, and those that follow them.
+#: Connections of one session that are handed to its worker at once: a link with its lanes, and their successors.
 HANDED_AT_ONCE = 40
 
 
 class DataPort:
-    """Listens at ``bound``; ``address`` is where others reach it. What ``held`` has nothing of is refused."""
+    """Listens at ``bound``; others reach it at ``address``. Peers of sessions that are not in ``held`` are refused."""
 
     def __init__(self, listen: tuple[str, int], secrets: PoolSecrets, held: HeldSessions, deadline: Deadline,
                  budget: Budget, keys: KeyPair, agents: SessionAgents,
                  advertised: tuple[str, int] | None = None) -> None:
-        """Bind. For use in a running event loop. ``keys``: this node's. ``advertised``: where others reach it, if not
-        at ``listen``.
+        """Bind. For use in a running event loop. ``keys``: this node's. ``advertised``: address for others, if not
+        ``listen``.
 
         Raises :class:`LinkError` where that address is not free.
         """
@@ -62,11 +62,11 @@ class DataPort:
         self._own: deque[str] = deque(maxlen=8)
 
     def own(self, name: str) -> None:
-        """What comes from ``name`` is this node itself, looking at its port: its refusal is not logged."""
+        """Do not log the refusal of peer ``name``: it is this node's own check of the port."""
         self._own.append(name)
 
     def admit(self, session: str, move: str) -> dict[str, Any]:
-        """Grant {address, ticket, secret}: a move's source reaches by it the worker that receives the session here."""
+        """Grant {address, ticket, secret} for a move's source to connect to the worker that receives the session."""
         granted = tickets.issue(proofs.own_secret(self._keys), session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
         return {"address": list(self.address), "ticket": granted.ticket, "secret": granted.secret}
 
@@ -75,12 +75,12 @@ class DataPort:
         self.gate.start()
 
     def close(self) -> None:
-        """End the port and what stands before it."""
+        """Close the port and its gate."""
         self.gate.close()
 
     # -- in the gate's thread ----------------------------------------------------------
     def opening(self) -> tuple[Opening, list[WorkerHandle]]:
-        """One preamble, and the list that its worker will stand in."""
+        """Make the state of one preamble, and a list that will contain its worker."""
         found: list[WorkerHandle] = []
 
         def lookup(ticket: Ticket) -> int:
@@ -97,12 +97,12 @@ class DataPort:
         return Opening(self._secrets.accepted(), lookup, self._keys), found
 
     def refused(self, peer: str, error: RgpuError) -> None:
-        """Log that a peer was refused; many refusals make few lines."""
+        """Log that a peer was refused; frequent refusals are logged at a limited rate."""
         if peer not in self._own and self._warned.due():
             log.info("data link refused", peer=peer, error=error.code, reason=error.message)
 
     def hand_over(self, handle: WorkerHandle, handover: Handover, sock: socket.socket, peer: str) -> None:
-        """Give an authenticated connection to the worker; returns at once. The socket is closed when it has it."""
+        """Give an authenticated connection to the worker; returns at once. The socket is closed after the handover."""
         with self._lock:
             self._handed[handover.session] += 1
 
@@ -110,7 +110,7 @@ class DataPort:
             sock.close()  # the worker has its own descriptor by now
             with self._lock:
                 self._handed[handover.session] -= 1
-                self._handed += Counter()  # drops what is at 0
+                self._handed += Counter()  # drops entries at 0
             error = None if future.cancelled() else future.exception()
             if isinstance(error, RgpuError):
                 log.info("data link refused", peer=peer, error=error.code, reason=error.message)

@@ -1,4 +1,4 @@
-"""A node's own look at its ports, as a peer sees them: one that nobody can reach is not ready, and says so."""
+"""A node's check of its own ports, as a peer reaches them: a node that cannot be reached is marked as not ready."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from rgpu.session.errors import LinkError, RgpuError, TimedOut
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 15.0
-AGAIN_SECONDS = 3.0  #: after a look that failed, or while a port cannot be reached
-ANSWER_SECONDS = 4.0  #: a port that takes longer than that for its own daemon cannot be reached
+AGAIN_SECONDS = 3.0  #: after a check that failed, or while a port cannot be reached
+ANSWER_SECONDS = 4.0  #: a port that answers its own daemon later counts as unreachable
 ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-FAILURES = 2  #: one after the other, before it is said
+FAILURES = 2  #: in a row, before the port counts as unreachable
 
-#: (what cannot be reached and why, or "" once all can be)
+#: receives which ports cannot be reached and why, or "" once all can be
 Tell = Callable[[str], Awaitable[None]]
 
 
 @dataclass
 class Reach:
-    """What is known of one port. Pure: :meth:`looked` is told each look, and says when the verdict changes."""
+    """State of one port. Pure: :meth:`looked` is given each check's result, and returns when the verdict changes."""
 
     name: str
     failures: int = 0
     why: str = ""  #: why it counts as unreachable; empty while it does not
 
     def looked(self, error: str) -> bool:
-        """One look, ``error`` empty where it succeeded; whether the verdict is another one now."""
+        """Count a check, ``error`` empty where it succeeded; return whether the verdict has changed."""
         self.failures = self.failures + 1 if error else 0
         before = self.why
         if not error:
@@ -50,20 +50,20 @@ class Reach:
 
 
 class PortWatch:
-    """Looks at the data and the control port of this node every few seconds, and tells ``tell`` of a change."""
+    """Checks the data and the control port of this node every few seconds, and calls ``tell`` with changes."""
 
     def __init__(self, port: DataPort, control: Callable[[], tuple[str, int]], tell: Tell) -> None:
-        """``control``: where the control port is bound."""
+        """``control``: returns the address at which the control port is bound."""
         self._port, self._control, self._tell = port, control, tell
         self.reach = {name: Reach(name) for name in ("data port", "control port")}
 
     @property
     def unreachable(self) -> str:
-        """What cannot be reached, and why; empty while everything can be."""
+        """The ports that cannot be reached, and why; empty while all can be."""
         return "; ".join(one.why for one in self.reach.values() if one.why)
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Check until cancelled."""
         while True:
             failing = any(one.failures or one.why for one in self.reach.values())
             await asyncio.sleep(AGAIN_SECONDS if failing else LOOK_SECONDS)
@@ -73,7 +73,7 @@ class PortWatch:
             why = self.unreachable
             if any(changed):
                 (log.error if why else log.info)("this node looked at its own ports", reason=why or "all answer")
-            if any(changed) or why:  # again while it lasts: an operator, or a lost lease, may have made it ready
+            if any(changed) or why:  # repeated while it lasts: an operator, or a lost lease, may have reset the state
                 with contextlib.suppress(RgpuError, OSError):
                     await self._tell(why)
 
@@ -81,7 +81,7 @@ class PortWatch:
     def _look(probe: Callable[[], None]) -> str:
         try:
             probe()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the port was not reached
+        except Exception as error:  # noqa: BLE001 - after any error the port was not reached
             return str(error) or type(error).__name__
         return ""
 
@@ -93,24 +93,24 @@ class PortWatch:
                        deadline)
             magic, _, status = NODE_HEAD_LAYOUT.unpack(read_exact(sock, NODE_HEAD_LAYOUT.size, deadline))
             if magic != MAGIC or not status:
-                raise LinkError(f"somebody else answers at {address_of(self._port.bound)}")
+                raise LinkError(f"another process answers at {address_of(self._port.bound)}")
 
     def _control_port(self) -> None:
-        """Begin as ZMTP does: ZeroMQ must answer, behind what stands before it.
+        """Begin as ZMTP does: ZeroMQ must answer through the gate before it.
 
-        No client of ZeroMQ is made for it: making one ends the process where descriptors are missing.
+        No ZeroMQ client is used: making one aborts the process where no descriptors are left.
         """
         host, number = self._control()
         with _connected((host, number)) as sock:
             deadline = time.monotonic() + ANSWER_SECONDS
             send_exact(sock, ZMTP_SIGNATURE, deadline)
             if read_exact(sock, 1, deadline) != ZMTP_SIGNATURE[:1]:
-                raise LinkError(f"somebody else answers at {host}:{number}")
+                raise LinkError(f"another process answers at {host}:{number}")
 
 
 @contextlib.contextmanager
 def _connected(bound: tuple[str, int], told: Callable[[str], None] = lambda name: None) -> Iterator[socket.socket]:
-    """A connection to a port of this host that is bound there; ``told`` hears its near end before it is made."""
+    """Connect to a port bound on this host; ``told`` is called with the near end's address before that."""
     host, number = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound[0], bound[0]), bound[1]
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.settimeout(ANSWER_SECONDS)

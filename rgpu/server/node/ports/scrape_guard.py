@@ -1,7 +1,7 @@
 """The guard of the metrics port: a certificate, and a token that a scrape must show.
 
-Both are read again when their files change, so that they can be renewed under a running daemon; files that cannot be
-used then leave the ones before in force, and the log says why.
+Both are read again when their files change, so that they can be renewed under a running daemon; if the new files
+cannot be used, the previous ones stay in force, and the log contains the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-SHORTEST = 16  #: characters of a token; a shorter one is guessed
+SHORTEST = 16  #: characters of a token; a shorter one could be guessed
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -46,7 +46,7 @@ class ScrapeOptions:
 
 
 class Renewed(Generic[T]):
-    """What ``read`` makes of files, made again when one of them was changed."""
+    """The result of ``read``, computed again when one of the files was changed."""
 
     def __init__(self, paths: tuple[Path, ...], read: Callable[[], T]) -> None:
         """Raises what ``read`` raises."""
@@ -55,7 +55,7 @@ class Renewed(Generic[T]):
         self._value = read()
 
     def value(self) -> T:
-        """The newest that could be read."""
+        """The newest result that could be computed."""
         stamps = self._stamp()
         if stamps != self._stamps:
             self._stamps = stamps
@@ -85,7 +85,7 @@ def certificate(cert: Path, key: Path) -> Renewed[ssl.SSLContext]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(cert, key, password=lambda: b"")  # never asks at a terminal
+            context.load_cert_chain(cert, key, password=lambda: b"")  # never prompt at a terminal
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise UsageError(f"--metrics-cert {cert} and --metrics-key {key} cannot be used: {error}; both are PEM, "
                              "the key without a password", cert=str(cert), key=str(key)) from error
@@ -110,7 +110,7 @@ def token(path: Path) -> Renewed[bytes]:
 
 
 def behind_token(app: Wsgi, expected: Renewed[bytes]) -> Wsgi:
-    """``app`` for those who show the token; 401 for everybody else."""
+    """Wrap ``app``: requests without the token get status 401."""
     def guarded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         scheme, _, shown = str(environ.get("HTTP_AUTHORIZATION") or "").partition(" ")
         good = hmac.compare_digest(shown.strip().encode("latin-1", "replace"), expected.value())

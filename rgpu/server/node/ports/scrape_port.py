@@ -1,4 +1,4 @@
-"""Where Prometheus scrapes: HTTP or HTTPS, with few scrapes at once and none that lasts."""
+"""The port that Prometheus scrapes: HTTP or HTTPS, with bounds on the number and duration of scrapes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rgpu.link.accepting import BACK_OFF, Next, after
 from rgpu.server.node.ports.scrape_guard import Renewed, ScrapeOptions, behind_token, certificate, token
 from rgpu.session.errors import LinkError
 
-SCRAPES = 8  #: connections served at once; who comes beside them is turned away
-SCRAPE_TIMEOUT = 5.0  #: s for a peer to say what it wants, and to take each part of the answer
+SCRAPES = 8  #: connections served at once; further ones are turned away
+SCRAPE_TIMEOUT = 5.0  #: s for a peer to send its request, and to take each part of the answer
 
 
 class _Handler(WSGIRequestHandler):
@@ -39,7 +39,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name service what this host is called."""
+        """Bind without a name service look-up of this host."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -47,7 +47,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
-        """The next connection; the caller goes on after an OSError, at once."""
+        """The next connection; after an OSError the caller continues at once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -56,11 +56,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more scrape."""
+        """Whether one more scrape may be served."""
         return self._free.acquire(blocking=False)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer one connection, in its own thread: a peer that is slow to shake hands keeps nobody waiting."""
+        """Answer one connection, in its own thread, so that a slow TLS handshake does not delay other peers."""
         if self._tls is None:
             super().finish_request(request, client_address)
             return
@@ -75,7 +75,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that went away is no news."""
+        """Log nothing for a peer that disconnected."""
 
 
 class ScrapePort:
@@ -101,7 +101,7 @@ class ScrapePort:
         self._thread.start()
 
     def close(self) -> None:
-        """End the port; scrapes under way end by themselves."""
+        """Close the port; scrapes under way end by themselves."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)

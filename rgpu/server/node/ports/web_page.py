@@ -1,8 +1,8 @@
-"""The web page of a node: a process beside the daemon, which starts it, starts it again, and ends it.
+"""The web page of a node: a process beside the daemon, which starts, restarts and ends it.
 
-The daemon listens, so that a port that is taken is told at its start, and gives the process the socket, a key of its
-own that is in no file, and the address of the control port. The process runs :mod:`rgpu.web` by its name; nothing of it
-is imported here. It ends when its standard input does: also with a daemon that was killed.
+The daemon listens, so that a port in use is reported at its start, and gives the process the socket, a key of its
+own that is in no file, and the address of the control port. The process runs :mod:`rgpu.web` by its name; nothing of
+it is imported here. It ends when its standard input is closed, and so also when the daemon is killed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = structlog.get_logger(__name__)
 
 NEEDS = ("starlette", "uvicorn", "jinja2")  #: of the extra `web`
 LONGEST_PAUSE = 30.0  #: s before a process that keeps ending is started again
-WELL_SECONDS = 60.0  #: after which one that ends is taken for a new trouble
+WELL_SECONDS = 60.0  #: after which the end of a process counts as a first failure again
 END_SECONDS = 5.0
-#: Of the daemon's environment, what the process is given: no credentials.
+#: Variables of the daemon's environment that the process is given: no credentials.
 GIVEN = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
 def check(address: str, url: str) -> None:
-    """Raises :class:`UsageError` for options that cannot be served: said before anything is started."""
+    """Check the options before anything is started. Raises :class:`UsageError`."""
     if url and not address:
         raise UsageError("--web-url says where browsers find the web page; --web HOST:PORT serves one")
     if not address:
@@ -52,7 +52,7 @@ def check(address: str, url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the process is told. ``control``: address of the control port, ``public``: its key in Z85."""
+    """Parameters of the process. ``control``: address of the control port, ``public``: its key in Z85."""
 
     host: str
     control: str
@@ -61,7 +61,7 @@ class Told:
 
 
 class WebPage:
-    """``address``: HOST:PORT; ``url``: where browsers find it, if not there. Make it in the daemon's loop."""
+    """``address``: HOST:PORT; ``url``: for browsers, if not that address. Make it in the daemon's loop."""
 
     def __init__(self, address: str, url: str, host: str) -> None:
         """Raises :class:`UsageError`, :class:`LinkError` where the port is taken."""
@@ -120,7 +120,7 @@ class WebPage:
 
 
 def _named(host: str) -> str:
-    """The name by which browsers reach an address that the page listens on."""
+    """The host name with which browsers reach the address that the page listens on."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

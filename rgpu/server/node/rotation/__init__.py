@@ -1,3 +1,3 @@
-"""The pool's secret on a node: follows the record of its rotation, fetches what it lacks from other nodes, and gives it
-to those. It knows no session and no verb of the leader.
+"""The pool's secret on a node: follows the record of its rotation, and fetches missing secrets from other nodes or
+gives them theirs. It imports no sessions and no verbs of the leader.
 """

@@ -1,6 +1,6 @@
-"""The node follows the rotation of the pool's secret by its record, and once before it answers agents.
+"""Following of the rotation of the pool's secret by its record: once before the node answers agents, then always.
 
-What it lacks it asks other nodes for, the one first where it was made; a mark says whether it is the one meant.
+Missing secrets are requested from other nodes, first from the one where they were made, and checked by their mark.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rgpu.session.errors import Corrupt, RgpuError
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0  #: between two looks while a rotation is under way
-QUIET_SECONDS = 10.0  #: and while none is, without news of the record
+QUIET_SECONDS = 10.0  #: and while none is, without changes of the record
 ASK_SECONDS = 3.0  #: for another node to give a secret
-START_SECONDS = 10.0  #: that a node which starts waits for what it lacks
+START_SECONDS = 10.0  #: that a starting node waits for missing secrets
 
 
 class SecretsFollower:
-    """``tell``: told the mark of the newest secret on record once it is held here (empty: it is not)."""
+    """``tell``: called with the mark of the newest secret on record once it is held here (empty: it is not)."""
 
     def __init__(self, host: str, secrets: PoolSecrets, records: PoolRecords, peers: Peers,
                  tell: Callable[[str], Awaitable[None]]) -> None:
@@ -41,7 +41,7 @@ class SecretsFollower:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Hold what counts before anybody is answered. A node that finds nobody to ask goes on without, and says so.
+        """Get the secrets in force before agents are answered. A node that cannot logs an error and goes on without.
 
         Raises what reading the registry and the files raises.
         """
@@ -55,7 +55,7 @@ class SecretsFollower:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def run(self) -> None:
-        """Until cancelled. Without the registry the last record counts, and its time runs on."""
+        """Follow the record until cancelled. Without the registry the last record counts, and its times run on."""
         watch = asyncio.ensure_future(self._watch())
         settled = False
         try:
@@ -69,7 +69,7 @@ class SecretsFollower:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Whether nothing is under way or lacking, as far as is known."""
+        """Read and follow the record; return whether no rotation is known to be under way and no secret is missing."""
         settled = True
         try:
             self._record = await rotation_record(self._records)
@@ -105,7 +105,7 @@ class SecretsFollower:
         return named.mark if named is not None and self._held().has(named) else ""
 
     async def _follow(self) -> bool:
-        """Do what the record asks for; whether nothing is lacking. Raises what the files raise."""
+        """Do what the record requires; return whether no secret is missing. Raises what the files raise."""
         await asyncio.to_thread(self._secrets.read)  # another daemon of this folder may have changed them
         step = rotation.follow(self._record, self._held(), time.time())
         if step.fetch and await self._fetch(step.fetch):
@@ -123,7 +123,7 @@ class SecretsFollower:
         return rotation.Held(self._secrets.marks(), self._secrets.dropped)
 
     async def _fetch(self, wanted: tuple[Named, ...]) -> bool:
-        """Ask the other nodes; whether something came."""
+        """Request secrets from the other nodes; return whether one was received."""
         holder = self._record.holder if self._record is not None else ""
         try:
             nodes = sorted((await self._records.nodes()).values(), key=lambda node: (node.host != holder, node.host))

@@ -1,4 +1,4 @@
-"""What any node answers about the pool's secret: where its rotation is, and, to nodes, the secret itself."""
+"""Verbs about the pool's secret that any node answers: the state of its rotation, and, to nodes, the secret."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rgpu.server.node.rotation.following import rotation_record
 
 
 class SecretVerbs:
-    """``secrets``: those of this node."""
+    """Answers the verbs. ``secrets``: those of this node."""
 
     def __init__(self, secrets: PoolSecrets, records: PoolRecords) -> None:
         self._secrets, self._records = secrets, records
 
     def register(self, control: ControlServer) -> None:
-        """Answer them."""
+        """Enter the verbs at the control server."""
         control.register("pool.secret", self._give)
         control.register("keys.rotation", self._status)
 
     async def _give(self, request: Request) -> Any:
-        """Only nodes are let so far, by the table of verbs; a key that was revoked is not let in at all."""
+        """Return a secret. The table of verbs admits only nodes; a revoked key is not admitted at all."""
         return {"secret": self._secrets.secret(int(request.args["number"]), str(request.args["mark"]))}
 
     async def _status(self, request: Request) -> Any:

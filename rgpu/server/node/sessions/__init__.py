@@ -1,4 +1,4 @@
-"""The sessions that a node holds: their workers and epochs, and what the registry's records make of them.
+"""The sessions that a node holds: their workers and epochs, and the transitions that the records command.
 
-It knows no registry and no other node.
+It does not import the registry, nor links to other nodes.
 """

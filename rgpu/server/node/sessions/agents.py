@@ -1,13 +1,13 @@
-"""The check of who attaches to a session that is held here: the agent that its record names, with a key that is let in.
+"""The check of an agent that attaches to a session held here: it must be the one on record, with an admitted key.
 
 =====================  ========================  ==========================================================
 the ticket was made    the record says           then
 =====================  ========================  ==========================================================
-by the record's agent  anything                  taken, while that key is let in
+by the record's agent  anything                  accepted, while that key is admitted
 by another agent       anything                  refused
-by a node (v 1)        the agent proves its key  refused: with the pool's secret anybody could have made it
-by a node (v 1)        it does not               taken, while that key is let in: the agent is of the previous
-                                                 version
+by a node (v 1)        the agent proves its key  refused: any holder of the pool's secret could have made it
+by a node (v 1)        it does not               accepted, while that key is admitted: the agent is of the
+                                                 previous version
 either                 an earlier epoch, or not  refused for the moment: the record is read, agents try again
                        known
 =====================  ========================  ==========================================================
@@ -28,7 +28,7 @@ from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, RgpuError
 def judge(ticket: Ticket, epoch: int, record: SessionRecord | None, let_in: bool) -> RgpuError | None:
     """Return why the ticket's holder is refused, None where it attaches; pure. ``epoch``: the one that is held here.
 
-    ``record``: as it was read last; ``let_in``: whether the ticket's key is.
+    ``record``: as last read; ``let_in``: whether the ticket's key is admitted.
     """
     name = ticket.session
     if record is None or record.epoch < epoch:
@@ -45,8 +45,7 @@ def judge(ticket: Ticket, epoch: int, record: SessionRecord | None, let_in: bool
 
 
 class SessionAgents:
-    """``recall``: a session's record as it was read last; ``read``: reads it now. ``spawn``: has work done in
-    ``loop``."""
+    """``recall``: a session's record as last read; ``read``: reads it now. ``spawn``: starts a task in ``loop``."""
 
     def __init__(self, recall: Callable[[str], SessionRecord | None], read: Callable[[str], Awaitable[object]],
                  authorized: AuthorizedKeys, loop: asyncio.AbstractEventLoop, spawn: Callable[[Any], object]) -> None:
@@ -54,7 +53,10 @@ class SessionAgents:
         self._reading: set[str] = set()
 
     def check(self, ticket: Ticket, epoch: int) -> None:
-        """Raises :class:`AuthenticationFailed`, and :class:`PoolUnavailable` until the record was read. Any thread."""
+        """Check a ticket; for any thread.
+
+        Raises :class:`AuthenticationFailed`, and :class:`PoolUnavailable` until the record was read.
+        """
         session = ticket.session
         refusal = judge(ticket, epoch, self._recall(session), self._authorized.find(ticket.agent) is not None)
         if isinstance(refusal, PoolUnavailable):
@@ -70,7 +72,7 @@ class SessionAgents:
     async def _look(self, session: str) -> None:
         try:
             await self._read(session)
-        except RgpuError:  # the agent tries again, and so does this
+        except RgpuError:  # the agent tries again, and the record is read again
             pass
         finally:
             self._reading.discard(session)

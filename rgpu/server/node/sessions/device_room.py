@@ -1,4 +1,4 @@
-"""A place on this node's devices for a worker that is to be made."""
+"""Device memory on this node for a new worker."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rgpu.session.devices import parts
 
 
 class DeviceRoom:
-    """Finds it among what sessions, leaving workers and checkpoints have."""
+    """Finds a device, counting what sessions, ending workers and checkpoints hold."""
 
     def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: CheckpointShares,
                  give_way: Callable[[str, int], Awaitable[None]] | None = None) -> None:
-        """``give_way(device, bytes)``: has warm workers of the device end that have so much of it."""
+        """``give_way(device, bytes)``: ends warm workers of the device until that much is free."""
         self._devices, self._leaving, self._checkpoints = devices, leaving, checkpoints
         self._give_way = give_way
 
     async def find(self, device: str | None, quota: int, session: str) -> str:
         """The device for ``session``, ``device`` if it is named; ``quota``: bytes of each. Raises :class:`Refused`.
 
-        Workers that are on their way out may have the room, warm workers too, and checkpoints may have borrowed it.
+        Memory held by ending workers is waited for; warm workers and checkpoints give theirs up.
         """
         await self._leaving.wait_for_room(device, quota, lambda spec: self._devices.free(spec, session))
         await self._have_warm_give_way(device, quota, session)

@@ -1,7 +1,6 @@
-"""What a node holds: the workers of its sessions, at which epoch, and for which move.
+"""The sessions that a node holds: their workers, at which epoch, and for which move.
 
-The node owns worker processes; the registry owns the truth. Nothing here decides
-who owns a session.
+The node owns worker processes; the registry decides which node owns a session, nothing here does.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ REMEMBERED = 256  #: ended sessions whose last figures a node keeps
 
 @dataclass
 class Incoming:
-    """A session that is being received by a move."""
+    """A session that this node receives in a move."""
 
     move: str
     handle: WorkerHandle
@@ -41,12 +40,12 @@ class HeldSessions:
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    #: the newest start of a session here: an earlier one that is still at it finds that it is over
+    #: the newest start of a session here: an earlier start still under way detects by it that it was superseded
     claims: dict[str, Claim] = field(default_factory=dict)
-    receiving: dict[str, str] = field(default_factory=dict)  #: likewise, the newest move
+    receiving: dict[str, str] = field(default_factory=dict)  #: the newest move of a session to this node, likewise
     bases: dict[str, str] = field(default_factory=dict)  #: the checkpoint that a worker here wrote or was made from
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
-    #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
+    #: sessions sent by a move whose outcome is not known yet: the move, empty if only an earlier daemon knew it
     paused: dict[str, str] = field(default_factory=dict)
     leaving: LeavingWorkers = field(default_factory=LeavingWorkers)
 
@@ -72,7 +71,7 @@ class HeldSessions:
         return handle
 
     def find(self, ticket: Ticket) -> tuple[WorkerHandle, int]:
-        """The worker that a ticket's holder may talk to, and its epoch. Raises :class:`NotFound`."""
+        """The worker that a ticket gives access to, and its epoch. Raises :class:`NotFound`."""
         if ticket.purpose == "pages":
             incoming = self.incoming.get(ticket.session)
             if incoming is None or ticket.agent != incoming.move:
@@ -81,9 +80,9 @@ class HeldSessions:
         return self.owned(ticket.session), self.epochs[ticket.session]
 
     def holds(self, session: str, move: str) -> tuple[str, int, str] | None:
-        """What this node has of the session: ("incoming" | "paused" | "running", epoch, move); None for nothing.
+        """State of the session here: ("incoming" | "paused" | "running", epoch, move); None: it is not here.
 
-        ``move``: the one that is asked about; the answer names the one that it is held for, which may be another.
+        ``move``: the requested one, empty for any; the result names the one that it is held for, which may differ.
         """
         incoming = self.incoming.get(session)
         if incoming is not None and (not move or incoming.move == move):
@@ -96,17 +95,17 @@ class HeldSessions:
         return "running", self.epochs[session], ""
 
     def newest_epoch(self, session: str) -> int:
-        """The newest epoch of the session that this node was told of; 0 for none."""
+        """The newest epoch at which the session was commanded here; 0 for none."""
         claim = self.claims.get(session)
         return max(self.epochs.get(session, 0), claim.epoch if claim else 0)
 
     def check_claim(self, session: str, claim: Claim) -> None:
-        """Raises :class:`Fenced` once something newer was commanded of the session."""
+        """Check that ``claim`` is the newest start of the session. Raises :class:`Fenced`."""
         if self.claims.get(session) is not claim:
             raise Fenced(f"{self.host} was told something newer of {session} while its worker started at epoch "
                          f"{claim.epoch}")
 
-    # -- letting go ---------------------------------------------------------------
+    # -- ending -------------------------------------------------------------------
     async def replace(self, session: str) -> None:
         """End the worker that runs the session: another one is to be made."""
         handle = self.running.pop(session, None)
@@ -114,16 +113,16 @@ class HeldSessions:
             await end_worker(handle, "replaced")
 
     async def discard(self, session: str, move: str | None = None) -> None:
-        """End the worker that receives the session; with ``move`` only if it does so for that one."""
+        """End the worker that receives the session; with ``move`` only if it receives it for that one."""
         incoming = self.incoming.get(session)
         if incoming is not None and (move is None or incoming.move == move):
             del self.incoming[session]
             await end_worker(incoming.handle, "discarded")
 
     async def forget(self, session: str) -> bool:
-        """End the workers of the session; whether one ran.
+        """End the workers of the session; return whether one ran.
 
-        The session lives on: its agent is told to look for it, not that it ended.
+        The session lives on elsewhere: its agent is told to look for it, not that it ended.
         """
         self.claims.pop(session, None)
         self.receiving.pop(session, None)
@@ -135,9 +134,9 @@ class HeldSessions:
         return handle is not None
 
     async def end(self, session: str, reason: str) -> bool:
-        """End the session's worker; whether one ran. An unknown session is no error (it ended before).
+        """End the session's worker; return whether one ran. An unknown session is no error (it ended before).
 
-        Its process is waited for: the next program, on a whole GPU, finds the room free.
+        The end of its process is awaited, so that the next program, on a whole GPU, finds the memory free.
         """
         self.claims.pop(session, None)
         self.receiving.pop(session, None)
@@ -150,14 +149,14 @@ class HeldSessions:
         return handle is not None
 
     def _remember(self, session: str, view: dict[str, Any]) -> None:
-        """Keep what an ended session's worker said last, for `rgpu ps --all`."""
+        """Keep the last view of an ended session's worker, for `rgpu ps --all`."""
         self.ended.pop(session, None)
         self.ended[session] = {**view, "worker_pid": None, "memory_bytes": 0}
         while len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
 
     def died(self, session: str, pid: int) -> str | None:
-        """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""
+        """Drop a worker process that has ended; return "running" or "incoming", None if it held no session."""
         handle = self.running.get(session)
         if handle is not None and handle.pid == pid:
             self.paused.pop(session, None)

@@ -1,4 +1,4 @@
-"""What the registry's record means for a worker here, carried out (:mod:`rgpu.migrate.records.reconcile` decides)."""
+"""Carries out what a record commands for a worker here (:mod:`rgpu.migrate.records.reconcile` decides)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 class Transitions:
-    """Changes what a node holds, as the record says."""
+    """Changes the sessions that a node holds."""
 
     def __init__(self, held: HeldSessions) -> None:
         self._held = held
@@ -20,7 +20,7 @@ class Transitions:
     async def obey(self, session: str, move: str, action: str, epoch: int, still_open: str = "") -> None:
         """Activate, resume, forget or discard the worker here. Raises what the worker raises.
 
-        ``still_open``: the move that the record has open; whatever else the worker sends for is off.
+        ``still_open``: the move that is open on record; any other move that the worker sends for has been aborted.
         """
         held = self._held
         log.info("reconcile", session=session, move=move, action=action, epoch=epoch)
@@ -29,7 +29,7 @@ class Transitions:
             incoming = held.incoming[session]
             await incoming.handle.request("activate", epoch=epoch)
             del held.incoming[session]
-            held.bases.pop(session, None)  # the record knows a newer one
+            held.bases.pop(session, None)  # the record names a newer one
             old = held.running.get(session)
             held.running[session], held.epochs[session] = incoming.handle, epoch
             if old is not None:
@@ -46,7 +46,7 @@ class Transitions:
             await held.discard(session, move)
 
     async def adopt(self, session: str, epoch: int) -> None:
-        """Serve the session at a higher epoch (`rgpu pool adopt`); its agent attaches anew. Again is no error."""
+        """Serve the session at a higher epoch (`rgpu pool adopt`); its agent attaches anew. Repeating is no error."""
         held = self._held
         if held.epochs.get(session, 0) >= epoch and session in held.running:
             return

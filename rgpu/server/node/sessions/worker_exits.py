@@ -1,4 +1,4 @@
-"""Workers that are told to go: waited for, or out of the way at once while their process still ends."""
+"""Ending of workers: awaited, or in the background while their process still ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
 
-END_SECONDS = 3.0  #: that a worker may take to go before it is ended
+END_SECONDS = 3.0  #: that a worker may take to end before it is killed
 
 
 async def end_worker(handle: WorkerHandle, reason: str) -> None:
-    """Ask the worker to go; end it if it does not."""
+    """Ask the worker to end; kill it if it does not."""
     try:
         await handle.request("forget", reason=reason, timeout=END_SECONDS)
         await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
@@ -27,16 +27,16 @@ async def end_worker(handle: WorkerHandle, reason: str) -> None:
 
 
 class LeavingWorkers:
-    """Workers that own nothing any more, and whose processes have not ended: they still take a part of a device."""
+    """Workers that own nothing any more, but whose processes have not ended: they still hold device memory."""
 
     def __init__(self) -> None:
         self.handles: set[WorkerHandle] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def dismiss(self, handle: WorkerHandle, reason: str) -> None:
-        """Ask the worker to go, and wait no longer than until its agent was told.
+        """Ask the worker to end, and wait no longer than until its agent was informed.
 
-        A process that has a context on a GPU does not end at once, and a move that is over need not last so long.
+        A process that has a context on a GPU does not end at once, and the move is complete without its end.
         """
         self.handles.add(handle)
         try:
@@ -60,7 +60,7 @@ class LeavingWorkers:
                  ms=round((asyncio.get_running_loop().time() - began) * 1000))
 
     async def wait_for_room(self, device: str | None, quota: int, free: Callable[[str], int]) -> None:
-        """Wait for those that have the room which is asked for.
+        """Wait for the end of workers that hold the requested memory.
 
         ``device``: several joined by ``+``, None for any. ``quota``: bytes of each. ``free``: bytes of a device that
         no session was promised.

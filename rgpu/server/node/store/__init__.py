@@ -1,1 +1,1 @@
-"""The node's checkpoints and what its checkpoints share."""
+"""The node's checkpoints, and the resources that they share."""

@@ -1,9 +1,9 @@
-"""Users' quotas of checkpoints, asked where checkpoints are written: before one begins, while it is written, and before
-it counts.
+"""Users' quotas of checkpoints, checked where checkpoints are written: before one begins, while it is written, and
+before it counts.
 
-How large a checkpoint will be is known when it is written: pages are compressed, and what older ones hold is not stored
-again. So one is let begin where anything is left, its writer gives it up when it needs more than that, and it is
-removed where others of the user came meanwhile. What decides: :mod:`rgpu.migrate.records.quota_decision`.
+The size of a checkpoint is known only when it is written: pages are compressed, and pages of older ones are not stored
+again. So a checkpoint may begin where any bytes are left, its writer gives it up when it needs more than that, and it
+is removed where others of the user used them up meanwhile. :mod:`rgpu.migrate.records.quota_decision` decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What ``user``, who has ``used`` bytes of ``most``, may add."""
+    """The bytes that ``user`` may add to the ``used`` of at most ``most``."""
 
     user: str
     most: int
@@ -43,14 +43,14 @@ class Left:
         return max(0, self.most - self.used)
 
     def instead_of(self, error: LimitReached) -> LimitReached:
-        """Return what the user is told where the writer of a checkpoint came to its end; any other error as it is."""
+        """Return the error for the user where a checkpoint's writer reached the limit; any other error unchanged."""
         if error.detail.get("limit") != LIMIT:
             return error
         return decide_checkpoint(self.user, self.most, self.used, self.bytes + 1).error(self.user)
 
 
 class Records(Protocol):
-    """What is needed of the registry's records."""
+    """The used part of the registry's records."""
 
     registry: Registry
 
@@ -58,11 +58,11 @@ class Records(Protocol):
         """Every session's record. Raises :class:`PoolUnavailable`."""
 
     async def session(self, name: str) -> Held:
-        """One session's. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
+        """One session's record. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
 
 
 class CheckpointQuota:
-    """``authorized``: who has which keys; ``user_of``: whose a session is, empty where nobody knows."""
+    """``authorized``: the keys of each user; ``user_of``: the user of a session, empty where unknown."""
 
     def __init__(self, checkpoints: NodeCheckpoints, records: Records, authorized: AuthorizedKeys,
                  user_of: Callable[[SessionRecord], str]) -> None:
@@ -70,13 +70,13 @@ class CheckpointQuota:
         self._use = StoreUse()
 
     async def used(self, users: Collection[str]) -> dict[str, int]:
-        """Bytes of checkpoints of each of these users, those of all their keys. Raises what registry and store raise.
+        """Bytes of checkpoints of each of these users, by all their keys. Raises what registry and store raise.
         """
         keys: dict[str, set[str]] = {user: set() for user in users}
         for key in self._authorized.everybody():
             if key.holder in keys:
                 keys[key.holder].add(key.public)
-        for record in await self._records.sessions():  # also those of keys that were revoked
+        for record in await self._records.sessions():  # also of sessions of revoked keys
             user = self._user_of(record)
             if user in keys:
                 keys[user].add(record.agent)
@@ -91,7 +91,7 @@ class CheckpointQuota:
         return await self.left(self._user_of((await self._records.session(session)).record))
 
     async def left(self, user: str) -> Left | None:
-        """What the user may add; None: there is no limit, or it belongs to nobody. Raises :class:`LimitReached`."""
+        """The bytes that the user may add; None: no limit, or no user. Raises :class:`LimitReached`."""
         quotas = await QuotaReader(self._records.registry).now(())
         most = quotas.limits(user).get(LIMIT) if user else None
         if most is None:
@@ -107,7 +107,7 @@ class CheckpointQuota:
         await self.confirm(left, (await self._records.session(session)).record.agent, checkpoint)
 
     async def confirm(self, left: Left, public: str, checkpoint: str) -> None:
-        """Remove a checkpoint that was written where the user has too much with it. Raises :class:`LimitReached`."""
+        """Remove a written checkpoint if it exceeds the user's limit. Raises :class:`LimitReached` then."""
         used = (await self.used([left.user]))[left.user]
         if used <= left.most:
             return

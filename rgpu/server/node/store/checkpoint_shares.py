@@ -1,8 +1,8 @@
-"""What the checkpoints of one node share: bytes/s to the store, and device memory that nobody was promised.
+"""Resources that the checkpoints of one node share: bytes/s to the store, and device memory promised to no session.
 
-Bandwidth is divided anew whenever one begins or ends, and each second by what
+Bandwidth is divided anew whenever a checkpoint begins or ends, and each second by what
 each of them used (:mod:`rgpu.checkpoint.store.budget`). Device memory is lent for the
-copies of a cut: never more than no session was promised, and it is called back
+copies of a consistent snapshot: never more than is promised to no session, and it is recalled
 when a session is to be started there.
 """
 
@@ -27,7 +27,7 @@ ASK_SECONDS = 5.0
 
 
 class Handle(Protocol):
-    """What is needed of a worker's handle."""
+    """The used part of a worker's handle."""
 
     device: str
     quota: int
@@ -48,7 +48,7 @@ class Part:
 
 
 class CheckpointShares:
-    """``bandwidth``: bytes/s, 0: no limit; ``free``: bytes of a device that no session was promised."""
+    """``bandwidth``: bytes/s, 0: no limit; ``free``: bytes of a device that are promised to no session."""
 
     def __init__(self, bandwidth: float, free: Callable[[str], int]) -> None:
         self.bandwidth = bandwidth
@@ -58,7 +58,7 @@ class CheckpointShares:
 
     @asynccontextmanager
     async def under_way(self, session: str, handle: Handle) -> AsyncIterator[Part]:
-        """A checkpoint of ``session`` while the block lasts. A second one of it has no part: its worker refuses it."""
+        """Give a checkpoint of ``session`` a share inside the block. A second one gets none: its worker refuses it."""
         part = Part(session, handle, min([handle.quota, *(max(0, self._free(one) - self._lent(one))
                                                           for one in parts(handle.device))]))
         mine = session not in self._parts
@@ -78,7 +78,7 @@ class CheckpointShares:
         return sum(part.room for part in self._parts.values() if device in parts(part.handle.device))
 
     async def recall(self, device: str, quota: int) -> None:
-        """A session of ``quota`` bytes begins on the device: cuts that stand on its memory give way."""
+        """Free ``quota`` bytes of the device for a session that begins: snapshots give back the memory lent to them."""
         short = {one for one in parts(device) if self._lent(one) > self._free(one) - quota}
         for part in [part for part in self._parts.values()
                      if part.room and not short.isdisjoint(parts(part.handle.device))]:
@@ -91,7 +91,7 @@ class CheckpointShares:
 
     # -- bandwidth ------------------------------------------------------------------
     async def _divide(self, new: Part | None = None) -> None:
-        """Divide the budget; who writes already hears it first, so that it is never exceeded."""
+        """Divide the budget; running checkpoints receive their new rates first, so that it is never exceeded."""
         if not self.bandwidth:
             return
         if self._divider is None:

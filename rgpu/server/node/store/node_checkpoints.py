@@ -1,6 +1,6 @@
-"""The checkpoints of a node: its store, who may use which part of it, and what is kept of it.
+"""The checkpoints of a node: its store, access to users' parts of it, and retention.
 
-Only this process knows the store's credentials and the users' keys; a worker is
+Only this process holds the store's credentials and the users' keys; a worker is
 granted one user's part for one task (:mod:`rgpu.checkpoint.store.grants`).
 """
 
@@ -25,17 +25,17 @@ log = structlog.get_logger(__name__)
 
 SHARED_BASES = 2  #: newest checkpoints of a user's other sessions whose chunks a new checkpoint may refer to
 COLLECT_SECONDS = 120.0  #: between two collections of one user's garbage by this node
-#: s that packs which no checkpoint needs stay in a store that is full: who reads a removed checkpoint has that long
+#: s that unneeded packs stay in a full store: the time left to a reader of a removed checkpoint
 FULL_GRACE = 60.0
 
 
 class NodeCheckpoints:
-    """``records``: every session's record. ``named`` checkpoints are those that a record names, or named before."""
+    """``records``: reads all sessions' records. ``named`` checkpoints are those that a record names, or has named."""
 
     def __init__(self, blobs: Blobs, pool_secret: bytes, record: Callable[[str], Awaitable[SessionRecord]],
                  records: Callable[[], Awaitable[list[SessionRecord]]], keep: retention.Policy, *,
                  direct: bool = True) -> None:
-        """``direct``: workers go into a folder of images themselves."""
+        """``direct``: workers read and write a folder of checkpoints themselves."""
         self.blobs = blobs
         self._secret, self._direct = pool_secret, direct
         self._record, self._records = record, records
@@ -43,27 +43,27 @@ class NodeCheckpoints:
         self._collected: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- whose -------------------------------------------------------------------
+    # -- users -------------------------------------------------------------------
     def of_tag(self, tag: str) -> UserCheckpoints:
         """Return the checkpoints of the user with this tag."""
         return UserCheckpoints(self.blobs, tag, user_key(self._secret, tag))
 
     def tag(self, public: str) -> str:
-        """What stands for a user in the store."""
+        """The tag of the user with that key in the store."""
         return user_tag(public)
 
     async def tag_of(self, session: str) -> str:
-        """What stands for the user that a session belongs to. Raises :class:`RgpuError` where that is not known."""
+        """The tag of the session's user. Raises :class:`RgpuError` where that is not known."""
         return user_tag((await self._record(session)).agent)
 
     async def tags(self) -> list[str]:
-        """Every user that has a part of this store."""
+        """Tags of all users that have a part of this store."""
         found = await asyncio.to_thread(self.blobs.ls, "users/")
         return sorted({blob.name.split("/")[1] for blob in found})
 
     async def find(self, name: str) -> UserCheckpoints:
-        """The part of the store that the checkpoint is in, whosever it is. Raises :class:`NotFound`."""
-        for tag in await self.tags() or [user_tag("")]:  # without any: what the version before users wrote
+        """The part of the store that holds the checkpoint, of any user. Raises :class:`NotFound`."""
+        for tag in await self.tags() or [user_tag("")]:  # without any: checkpoints of the version before users
             checkpoints = self.of_tag(tag)
             with contextlib.suppress(NotFound):
                 await asyncio.to_thread(checkpoints.holding, name)
@@ -71,11 +71,11 @@ class NodeCheckpoints:
         raise NotFound(f"no checkpoint {name}; `rgpu image ls` lists them", image=name)
 
     async def grant(self, session: str, most: int | None = None) -> Grant:
-        """What the session's worker needs for one task; close it after. ``most``: as :meth:`grant_of` has it."""
+        """Access to the store for one task of the session's worker; close it after. ``most``: see :meth:`grant_of`."""
         return self.grant_of((await self._record(session)).agent, most)
 
     def grant_of(self, public: str, most: int | None = None) -> Grant:
-        """What a process needs for one task with the checkpoints of that key; close it after.
+        """Access to the store for one task with the checkpoints of that key; close it after.
 
         ``most``: bytes that a checkpoint may add to the store; None: no limit.
         """
@@ -84,11 +84,11 @@ class NodeCheckpoints:
 
     # -- which --------------------------------------------------------------------
     async def candidates(self, session: str, checkpoint: str) -> list[str]:
-        """What the session may be made from: ``checkpoint``, then older ones that its kept journal can follow."""
+        """Checkpoints to restore from: ``checkpoint``, then older ones to which the session's journal reaches back."""
         record = await self._record(session)
         usable = [found.name for found in record.usable_checkpoints if found.name != checkpoint]
         if record.checkpoint is None or checkpoint != record.checkpoint.name:
-            return [checkpoint]  # somebody asked for this one
+            return [checkpoint]  # it was requested by name
         return [checkpoint, *usable]
 
     async def bases(self, session: str, known: str | None) -> tuple[str, list[str], dict[str, Any]]:
@@ -115,7 +115,7 @@ class NodeCheckpoints:
         return found
 
     async def of_ended(self, tag: str, seconds: float) -> list[str]:
-        """A user's checkpoints of sessions that ended at least ``seconds`` ago, or that the registry does not know."""
+        """A user's checkpoints of sessions that ended at least ``seconds`` ago, or that are not on record."""
         records = {record.name: record for record in await self._records()}
         now, found = time.time(), []
         for info in await asyncio.to_thread(self.of_tag(tag).own.ls):
@@ -126,9 +126,9 @@ class NodeCheckpoints:
                 found.append(info.name)
         return found
 
-    # -- keeping order -----------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------
     def written(self, session: str, checkpoint: str) -> None:
-        """A checkpoint was written: in the background, older ones go as the policy says."""
+        """Note that a checkpoint was written: in the background, older ones are removed by the policy."""
         task = asyncio.ensure_future(self._keep_order(session, checkpoint))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -146,8 +146,7 @@ class NodeCheckpoints:
             log.exception("old checkpoints stay", session=session)
 
     async def make_room(self, session: str) -> int:
-        """The store is full: remove what no checkpoint needs any more, the session's user's first; returns the bytes
-        freed.
+        """Remove packs that no checkpoint needs from a full store, the session's user's first; return the bytes freed.
 
         Raises :class:`StoreError`.
         """
@@ -158,9 +157,9 @@ class NodeCheckpoints:
 
     async def retain(self, tag: str, policy: retention.Policy, *, keep: Iterable[str] = (), session: str = "",
                      dry_run: bool = False) -> list[str]:
-        """Remove what the policy lets go of a user's checkpoints; returns their names. Raises :class:`StoreError`.
+        """Remove a user's checkpoints that the policy does not keep; return their names. Raises :class:`StoreError`.
 
-        The registry is asked first: without it nothing is removed.
+        The registry is read first: without it nothing is removed.
         """
         named = await self.named() | set(keep)
         store = self.of_tag(tag).own
@@ -172,7 +171,7 @@ class NodeCheckpoints:
         return gone
 
     async def forget(self, tag: str, names: Iterable[str]) -> None:
-        """Remove these checkpoints of a user. One that is gone already is no error."""
+        """Remove these checkpoints of a user. One that does not exist is no error."""
         store = self.of_tag(tag).own
         for name in names:
             log.info("a checkpoint goes", image=name, user=tag)

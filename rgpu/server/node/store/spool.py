@@ -13,17 +13,17 @@ from pathlib import Path
 from rgpu.session.errors import LimitReached, Refused, UsageError
 
 PIECE = 4 << 20  #: bytes of one piece
-IMPORT_SECONDS = 600.0  #: an import that nobody goes on with is dropped
+IMPORT_SECONDS = 600.0  #: after which an import without new pieces is dropped
 SWEEP_SECONDS = 30.0
 AT_ONCE = 4  #: unfinished imports of one user
-KEPT_FREE = 1 << 30  #: bytes of the disk that imports leave
-SHARE = 4  #: one user's imports have a quarter at most of what is free without them
+KEPT_FREE = 1 << 30  #: bytes of the disk that imports leave free
+SHARE = 4  #: one user's imports take a quarter at most of what is free without them
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one user's unfinished imports hold, and the disk: ``free`` bytes, beside ``spooled`` of all users."""
+    """Space held by one user's unfinished imports, and on the disk: ``free`` bytes, beside ``spooled`` of all users."""
 
     imports: int
     held: int
@@ -32,7 +32,7 @@ class Room:
 
 
 def refusal(room: Room, more: int, begins: bool) -> str:
-    """Why a piece of ``more`` bytes is not taken; empty where it is. ``begins``: it is an import's first. Pure."""
+    """Return why a piece of ``more`` bytes is refused; empty if it is accepted. ``begins``: an import's first. Pure."""
     if begins and room.imports >= AT_ONCE:
         return (f"{room.imports} imports of this user are unfinished, {AT_ONCE} may be: finish them, or wait "
                 f"{IMPORT_SECONDS:.0f} s until they are dropped")
@@ -46,20 +46,21 @@ def refusal(room: Room, more: int, begins: bool) -> str:
 
 
 class ImportSpool:
-    """The folder of pieces; names begin with the user's tag."""
+    """The folder of pieces; file names begin with the user's tag."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, tag: str, number: str) -> Path:
-        """Where an import's pieces are. Raises :class:`UsageError` for a number that is none."""
+        """The file of an import's pieces. Raises :class:`UsageError` for an invalid number."""
         if not _ID.fullmatch(number):
             raise UsageError("an import needs an id of 32 hexadecimal digits")
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return self._folder / f"{tag}-{number}"
 
     def append(self, tag: str, number: str, offset: int, data: bytes) -> int:
-        """The next piece; the size so far. Raises :class:`UsageError`, :class:`LimitReached`, :class:`Refused`."""
+        """Append the next piece; return the size so far. Raises :class:`UsageError`, :class:`LimitReached`,
+        :class:`Refused`."""
         path = self.path(tag, number)
         self.sweep()
         if why := refusal(self._room(tag), len(data), not path.exists()):
@@ -70,7 +71,7 @@ class ImportSpool:
             raise Refused(f"the node cannot take the archive: {error.strerror}") from error
 
     def sweep(self) -> None:
-        """Drop what nobody goes on with."""
+        """Drop imports that received no piece for :data:`IMPORT_SECONDS`."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > IMPORT_SECONDS:

@@ -1,7 +1,7 @@
-"""A process that takes one archive into a user's part of the store: what is in it came from outside.
+"""A process that imports one archive, whose content is untrusted, into a user's part of the store.
 
-It has the user's key and no other, limits of memory and processor time of its own, and ends with its daemon. So an
-archive that is made to be large when read, or slow, costs its owner an error and nobody else anything.
+It has the user's key and no other, limits of memory and processor time of its own, and ends with its daemon. So a
+malicious archive that expands or decodes slowly fails with an error for its owner and costs other users nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rgpu.checkpoint.store.archive import ArchiveReader, copy_checkpoint
 from rgpu.checkpoint.store.grants import Grant, granted
 from rgpu.session.errors import LimitReached, RgpuError, from_dict
 
-#: Address space; what an archive's table of pages and a few packs take, and the libraries.
+#: Address space: for an archive's table of pages, a few packs, and the libraries.
 MEMORY = 4 << 30
-#: Of processor time: at 20 MiB/s, with a minute for a small one.
+#: Processor time: at 20 MiB/s, with a minute for a small archive.
 CPU_SECONDS, BYTES_A_SECOND = 60, 20 << 20
 PATIENCE = 1800.0  #: s, for all of it
 _PR_SET_PDEATHSIG = 1
 
 
 def take_in(path: Path, grant: Grant, name: str) -> dict[str, Any]:
-    """Have a process take the archive in; what it became. Blocks.
+    """Have a process import the archive; return a description of the checkpoint. Blocks.
 
-    Raises what the archive or the store is refused with, :class:`LimitReached` where the process came to its limits.
+    Raises the process's error about the archive or the store, :class:`LimitReached` where it reached its limits.
     """
     seconds = CPU_SECONDS + path.stat().st_size // BYTES_A_SECOND
     job = json.dumps({"path": str(path), "name": name, "values": {**grant.values, "key": grant.values["key"].hex()},
@@ -58,7 +58,7 @@ def take_in(path: Path, grant: Grant, name: str) -> dict[str, Any]:
 
 
 def _limit(seconds: int) -> None:
-    """Bound this process; its end is then its own."""
+    """Limit this process's memory, processor time and priority; it is killed when its daemon ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -79,7 +79,7 @@ def _do(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The process; its job comes on standard input, its answer goes to standard output."""
+    """Run the process: read the job from standard input, write the answer to standard output."""
     job = json.load(sys.stdin)
     answer: dict[str, Any]
     try:

@@ -1,1 +1,1 @@
-"""What a node answers to users, operators and agents. It knows no command of the leader, and no worker's inside."""
+"""Verbs that a node answers to users, operators and agents. Imports no leader commands and no worker internals."""

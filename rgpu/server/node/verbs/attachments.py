@@ -1,4 +1,4 @@
-"""What an agent needs to attach to its session's owner: where, with which ticket, and the facts of the devices."""
+"""The attachment that an agent needs for its session's owner: address, ticket, and the facts of the devices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ JOURNAL_LIMIT = 256 << 20
 
 
 class Attachments:
-    """``secrets``: the pool's, which sign tickets."""
+    """Makes attachments. ``secrets``: the pool's, which sign tickets."""
 
     def __init__(self, records: PoolRecords, secrets: PoolSecrets) -> None:
         self._records, self._secrets = records, secrets
 
     async def of(self, record: SessionRecord, public: str, *, ticket: bool = True,
                  with_facts: bool = False) -> dict[str, Any]:
-        """Attachment to a session, for the agent with the key ``public``. Raises :class:`NotFound`."""
+        """Return the attachment to a session, for the agent with the key ``public``. Raises :class:`NotFound`."""
         nodes = await self._records.nodes()
         node = nodes.get(record.owner or "")
         value: dict[str, Any] = {"session": record.name, "owner": record.owner, "epoch": record.epoch,
@@ -47,13 +47,13 @@ class Attachments:
         return value
 
     async def endpoints(self, nodes: dict[str, NodeRecord] | None = None) -> list[dict[str, str]]:
-        """Where the living nodes answer."""
+        """Control addresses, public keys and names of the living nodes."""
         nodes = nodes if nodes is not None else await self._records.nodes()
         return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
 
 
 def given(record: SessionRecord, node: NodeRecord) -> dict[str, Any]:
-    """What a session was given and where, for the line that its user reads at the start; sizes are of each device."""
+    """The session's host, devices and shares, for the line shown to its user at the start; sizes are of each device."""
     devices = node.all_of(record.device)
     return {"host": node.host, "device": devices[0].name if devices else "", "kind": record.needs.kind,
             "gpus": record.wants.gpus, "compute": record.wants.compute, "memory_bytes": record.quota,
@@ -62,7 +62,7 @@ def given(record: SessionRecord, node: NodeRecord) -> dict[str, Any]:
 
 def session_facts(node: NodeRecord, name: str, quota: int, session: str = "",
                   recover: bool = True) -> dict[str, Any]:
-    """What the program may know of its devices; fixed when the session is made."""
+    """The device facts that the program sees; fixed when the session is made. Raises :class:`NotFound`."""
     devices = [device.facts for device in node.all_of(name)]
     if not devices:
         raise NotFound(f"{node.host} has no device {name} any more")
@@ -74,9 +74,9 @@ def session_facts(node: NodeRecord, name: str, quota: int, session: str = "",
 
 
 def as_session_sees(facts: dict[str, Any], index: int, name: str) -> dict[str, Any]:
-    """A node's device as the session's ``index``-th of those that ``name`` names: its range, and whom it reaches.
+    """Translate a node's device facts for the session's ``index``-th device of ``name``: address range and peers.
 
-    On the node it says by the node's ordinals whom its kernels reach; the program counts the session's.
+    The node's facts number the peers that a device reaches by the node's ordinals, the program by the session's.
     """
     attributes = {int(key): value for key, value in (facts.get("attributes") or {}).items()}
     ordinals = [int(one.rpartition(":")[2]) for one in parts(name)]

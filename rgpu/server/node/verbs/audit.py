@@ -1,7 +1,7 @@
-"""The audit log of a node: a line of JSON for each accepted change and each refusal, with who asked, and from where.
+"""The audit log of a node: a line of JSON for each accepted change and each refusal, with the caller and its address.
 
 Lines are only ever appended to ``audit.jsonl`` in the node's folder; full files are kept as ``audit.jsonl.1`` (the
-newest) and so on. Refusals that repeat are counted instead, so that nobody pushes the past out of the log by knocking.
+newest) and so on. Repeated refusals are only counted, so that repeated attempts do not push older lines out of the log.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ log = structlog.get_logger(__name__)
 
 FILE_BYTES = 16 << 20  #: of one file
 KEPT_FILES = 8  #: full ones
-MAX_TEXT = 500  #: characters of a text in a line; it may be a stranger's
-REPEATED_SECONDS = 10.0  #: refusals like one that was written are counted for so long
-REMEMBERED = 1024  #: refusals that are counted at once
-#: What a request was about, of its arguments.
+MAX_TEXT = 500  #: characters of a text in a line; the text may be from an unauthenticated peer
+REPEATED_SECONDS = 10.0  #: for this time after one was written, equal refusals are only counted
+REMEMBERED = 1024  #: different refusals that are counted at once
+#: Arguments of a request that are written as its subject.
 ABOUT = ("session", "host", "number", "image", "name", "move", "state", "paused", "reason", "epoch", "dry_run",
          "user", "default", "limits", "inherit")
-#: Codes of what is refused for who asks, whatever it is that was asked.
+#: Codes of refusals because of the caller's identity, whatever the request.
 NOT_LET_IN = frozenset(error.code for error in all_classes(AuthenticationFailed))
 
 
 @dataclass
 class _Repeated:
-    """A refusal that was written. ``since``: when (monotonic); ``count``: how often it came again."""
+    """A refusal that was written. ``since``: when (monotonic); ``count``: repetitions since then."""
 
     line: dict[str, Any]
     since: float
@@ -49,7 +49,7 @@ class _Repeated:
 
 
 class Audit:
-    """``path``: where; ``host``: of the node. Any thread may write."""
+    """Writes the audit log at ``path``; ``host``: the node's name. Any thread may write."""
 
     def __init__(self, path: Path, host: str, *, file_bytes: int = FILE_BYTES, kept: int = KEPT_FILES,
                  clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,16 +57,16 @@ class Audit:
         self._lock = threading.Lock()
         self._refused: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()
 
-    # -- what is told -----------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------
     def answered(self, request: Request, outcome: str, reason: str) -> None:
-        """A request of somebody known was answered; what a node passes on is told by :meth:`of` where it is done."""
+        """Record an answered request of an authenticated caller; :meth:`of` records those that were passed on."""
         if request.verb == "node.command" and outcome not in NOT_LET_IN:
             return
         self.done(request.verb, request.args, request.actor, request.peer, outcome, reason, request.via)
 
     @contextlib.contextmanager
     def of(self, verb: str, args: dict[str, Any], actor: Actor, peer: str, via: str = "") -> Iterator[None]:
-        """Tell how what is done inside the ``with`` block came out. ``via``: the node that passed it on."""
+        """Record the outcome of the ``with`` block, which does the verb. ``via``: the node that passed it on."""
         try:
             yield
         except RgpuError as error:
@@ -76,9 +76,9 @@ class Audit:
 
     def done(self, verb: str, args: dict[str, Any], actor: Actor, peer: str, outcome: str, reason: str,
              via: str = "", favour: str = "") -> None:
-        """A verb was done, or refused: a line, if it changes something or was refused for who asked.
+        """Write a line for a verb that was done or refused, if it changes state or was refused for the caller's key.
 
-        ``via``: the node that passed it on, or the web page; ``favour``: on whose word a leader commanded it.
+        ``via``: the node that passed it on, or the web page; ``favour``: for whom a leader commanded it.
         """
         entry = VERBS.get(verb)
         changes = entry is not None and entry.changes and not (verb == "image.import" and not args.get("end"))
@@ -94,7 +94,7 @@ class Audit:
             self._refusal((verb, outcome, actor.public, peer, via, str(line["about"])[:MAX_TEXT]), line)
 
     def stranger(self, peer: str, public: str, link: str = "control", reason: str = "the key is not known") -> None:
-        """Somebody was not let in at all."""
+        """Record a peer that was not admitted at all."""
         self._refusal((link, peer, public, reason), {
             "verb": "connect", "outcome": AuthenticationFailed.code, "key": public, "peer": peer, "reason": reason,
             "about": {"link": link}})
@@ -113,7 +113,7 @@ class Audit:
             self._append(line)
 
     def _let_go(self, before: float) -> None:
-        """Write how often those that began before came again."""
+        """Write the counts of refusals that were first written before this time (monotonic)."""
         while self._refused and next(iter(self._refused.values())).since <= before:
             self._repeated(self._refused.popitem(last=False)[1])
 
@@ -127,7 +127,7 @@ class Audit:
             self._append(line)
 
     def close(self) -> None:
-        """Write what was only counted yet."""
+        """Write the counts that are still pending."""
         with self._lock:
             self._let_go(self._clock())
 
@@ -141,7 +141,7 @@ class Audit:
                 os.write(descriptor, data)
             finally:
                 os.close(descriptor)
-        except OSError as error:  # a full disk must not stop the node; the daemon's log has it then
+        except OSError as error:  # a full disk must not stop the node; the daemon's log has the line then
             log.error("the audit log cannot be written", reason=str(error), line=data.decode())
 
     def _rotate(self, more: int) -> None:
@@ -160,7 +160,7 @@ class Audit:
 
 
 def _short(value: Any, depth: int = 0) -> Any:
-    """What a line may hold of something from outside."""
+    """Shorten an untrusted value for a line."""
     if isinstance(value, dict) and depth < 2:
         return {str(key)[:64]: _short(item, depth + 1) for key, item in list(value.items())[:32]}
     if isinstance(value, bool | int | float) or value is None:

@@ -1,8 +1,8 @@
-"""What users and operators ask about checkpoints (`rgpu image …`), answered by any node.
+"""Verbs about checkpoints for users and operators (`rgpu image …`), answered by any node.
 
-A user sees the checkpoints that sessions of its keys wrote, an operator everybody's; checkpoints that
+A user sees the checkpoints that sessions of its keys wrote, an operator those of all users; checkpoints that
 a version without users wrote are shown to all and removed by operators. Only
-the registry says which checkpoints count, so `rm` and `gc` ask it first.
+the registry's records define which checkpoints count, so `rm` and `gc` read them first.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = structlog.get_logger(__name__)
 
 PIECE = 4 << 20  #: bytes of one answer
 PAGES = 64  #: of one answer
-OPENED = 2  #: manifests kept for exports under way
-TAKEN_AT_ONCE = 2  #: archives that processes read at once
+OPENED = 2  #: manifests kept open for exports under way
+TAKEN_AT_ONCE = 2  #: archives that are imported at once, each by a process
 
 
 class CheckpointVerbs:
-    """``spool``: keeps the pieces of archives which are brought in. ``gate``: who has which keys.
+    """Answers the verbs. ``spool``: keeps the pieces of archives being imported. ``gate``: checks access.
 
-    ``quota``: what users may have of the store.
+    ``quota``: users' limits of checkpoint bytes.
     """
 
     def __init__(self, checkpoints: NodeCheckpoints, spool: ImportSpool, gate: Gate, quota: CheckpointQuota) -> None:
@@ -56,9 +56,9 @@ class CheckpointVerbs:
         }.items():
             control.register(verb, handler)
 
-    # -- whose ---------------------------------------------------------------------
+    # -- access --------------------------------------------------------------------
     async def _scopes(self, request: Request) -> list[tuple[str, UserCheckpoints]]:
-        """(user's tag, checkpoints) that the asker may see."""
+        """(user's tag, checkpoints) that the caller may see."""
         if request.role != "operator":
             own = dict.fromkeys(self._checkpoints.tag(public) for public in self._gate.keys_of(request.actor))
             return [(tag, self._checkpoints.of_tag(tag)) for tag in own]
@@ -66,9 +66,9 @@ class CheckpointVerbs:
         return [(tag, self._checkpoints.of_tag(tag)) for tag in tags]
 
     async def _find(self, request: Request) -> tuple[CheckpointStore, str]:
-        """The namespace that holds the checkpoint asked about, and its user's tag.
+        """The namespace that holds the requested checkpoint, and its user's tag.
 
-        Raises :class:`NotFound`, :class:`NotPermitted` for one of another user's sessions.
+        Raises :class:`NotFound`, :class:`NotPermitted` for a checkpoint of another user's session.
         """
         name = str(request.args["image"])
         for tag, checkpoints in await self._scopes(request):
@@ -92,7 +92,7 @@ class CheckpointVerbs:
         return {"images": rows, "store": self._checkpoints.blobs.where("")}
 
     async def _named_or_none(self) -> set[str] | None:
-        """Names that count, or None while the registry does not answer."""
+        """Names of the checkpoints that count, or None while the registry does not answer."""
         try:
             return await self._checkpoints.named()
         except RgpuError:
@@ -145,9 +145,9 @@ class CheckpointVerbs:
         return {"images": removed, "packs": total.removed, "condemned_packs": total.condemned, "freed": total.freed,
                 "dead_writers": total.intents_ended, "blocked": total.blocked, "dry_run": dry_run}
 
-    # -- carrying away ---------------------------------------------------------------
+    # -- exporting -------------------------------------------------------------------
     async def _open(self, request: Request) -> tuple[StoredCheckpoint, bytes]:
-        """The checkpoint and its encoded state, kept for the next questions of an export."""
+        """The checkpoint and its encoded state, kept for the next requests of an export."""
         key = (request.public, str(request.args["image"]))
         found = self._opened.get(key)
         if found is None:
@@ -173,14 +173,14 @@ class CheckpointVerbs:
             raise UsageError(f"checkpoint {checkpoint.name} has no pages {region}:{start}+{count}")
         return {"pages": await asyncio.to_thread(checkpoint.read_pages, region, start, count)}
 
-    # -- bringing in -------------------------------------------------------------------
+    # -- importing ---------------------------------------------------------------------
     async def _import(self, request: Request) -> Any:
-        """Pieces of an archive, in order; the last request (``end``) makes the checkpoint."""
+        """Take the pieces of an archive, in order; the last request (``end``) makes the checkpoint."""
         args, number = request.args, str(request.args.get("id"))
         tag = self._checkpoints.tag(request.public)
         path = self._spool.path(tag, number)
         if not args.get("end"):
-            if not int(args["offset"]):  # nothing is carried here for nothing
+            if not int(args["offset"]):  # refused before any data is transferred
                 await self._quota.left(request.actor.user)
             return {"size": await asyncio.to_thread(self._spool.append, tag, number, int(args["offset"]),
                                                     bytes(args["data"]))}

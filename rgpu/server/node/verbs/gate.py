@@ -1,7 +1,7 @@
-"""The gate of a node: whose it is that a verb acts on, before it is done. :mod:`rgpu.link.control.access` decides.
+"""The gate of a node: finds the user of a verb's target before it is done; :mod:`rgpu.link.control.access` decides.
 
-A verb that any node answers passes the gate of the node that was asked, one of the leader's the gate where it leads:
-the leader takes no other node's word for whose a session is, nor for the role of a key.
+A verb that any node answers passes the gate of the node that was asked, a verb of the leader the leader's gate:
+the leader trusts no other node about the user of a session, nor about the role of a key.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import AuthenticationFailed
 
-#: A key that was made in another node's folder is known here a moment later.
+#: Time for a key that was made in another node's folder to arrive here.
 KNOWN_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 
 
 class Gate:
-    """``authorized``: whom this node lets in; ``records``: whose everything is."""
+    """Checks access. ``authorized``: keys that this node admits; ``records``: users of sessions and requests."""
 
     def __init__(self, authorized: AuthorizedKeys, records: PoolRecords) -> None:
         self._authorized, self._records = authorized, records
 
-    # -- whose ----------------------------------------------------------------------
+    # -- users ----------------------------------------------------------------------
     def user_of(self, record: SessionRecord | QueueRecord) -> str:
-        """Whom it belongs to; empty where the previous version wrote it and its key is gone: to operators only."""
+        """The user of a record; empty (operators only) where the previous version wrote it and its key was removed."""
         if record.user:
             return record.user
         key = self._authorized.find(record.agent)
         return key.holder if key is not None else ""
 
     def target(self, record: SessionRecord | QueueRecord) -> Target:
-        """A session, or a request that waits, as decisions take it."""
+        """The target of an access decision: a session, or a request that waits."""
         hosts: set[str | None] = set()
         if isinstance(record, SessionRecord):
             hosts = {record.owner, *(failure.host for failure in record.failures)}
@@ -55,7 +55,7 @@ class Gate:
         return Target(what, self.user_of(record), frozenset(node_name(host) for host in hosts if host))
 
     async def find(self, name: str) -> Target | None:
-        """Find the session, else the request, else the gang called ``name``, what lives before what ended.
+        """Find the session, else the request, else the gang called ``name``; live ones before ended ones.
 
         Raises what the registry raises.
         """
@@ -77,7 +77,7 @@ class Gate:
         return Target(f"gang {name}", gang.user) if gang is not None else None
 
     async def _gathering(self, name: str) -> Target | None:
-        """A gang that waits: its requests have other names."""
+        """Find a gang that waits: its requests have other names."""
         for record in await self._records.waiting():
             if record.gang is not None and record.gang.name == name:
                 return Target(f"gang {name}", self.user_of(record))
@@ -85,11 +85,11 @@ class Gate:
 
     # -- deciding ---------------------------------------------------------------------
     async def require(self, verb: str, actor: Actor, session: str) -> None:
-        """Raises :class:`NotPermitted` for a session that is not the actor's."""
+        """Check that the actor may do ``verb`` to the session. Raises :class:`NotPermitted`."""
         require(VERBS[verb], actor, await self.find(session))
 
     async def admit(self, request: Request) -> None:
-        """What the control port asks before it has a verb done; the leader's are judged where it leads."""
+        """Check a request before its verb is done; verbs of the leader are checked on the leader's node."""
         verb = VERBS[request.verb]
         if verb.answers is not Answers.LEADER:
             await self._judge(request.verb, request.actor, request.args)
@@ -99,7 +99,7 @@ class Gate:
         target = None
         if entry.on is On.SESSION and "session" in args:
             target = await self.find(str(args["session"]))
-            if target is not None and actor.role == "node" and "host" in args:  # it speaks for that one
+            if target is not None and actor.role == "node" and "host" in args:  # it acts for that host
                 target = replace(target, nodes=target.nodes & {node_name(str(args["host"]))})
         elif entry.on is On.LIST and args.get("all_users"):
             target = ALL_USERS
@@ -107,10 +107,10 @@ class Gate:
 
     async def seen(self, actor: Actor, everybody: bool = True,
                    every: Sequence[SessionRecord | QueueRecord] | None = None) -> Callable[[str], bool]:
-        """Return whether the actor may see a session or request, by its name.
+        """Return a function: whether the actor may see the session or request of a name.
 
-        ``everybody``: an operator's and a node's view is everybody's, else their own. ``every``: all sessions and
-        requests, where they have been read.
+        ``everybody``: an operator sees those of all users, otherwise its own; a node always sees all. ``every``: all
+        sessions and requests, where they have been read.
         """
         if actor.role == "node" or actor.role == "operator" and everybody:
             return lambda name: True
@@ -129,7 +129,7 @@ class Gate:
         return list(dict.fromkeys([actor.public, *others]))
 
     async def actor(self, public: str) -> Actor:
-        """Return who has that key, by this node's own knowledge. Raises :class:`AuthenticationFailed`."""
+        """Return the actor with that key, by this node's own list of keys. Raises :class:`AuthenticationFailed`."""
         deadline = time.monotonic() + KNOWN_SECONDS
         while (key := self._authorized.find(public)) is None:
             if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ class Gate:
         return actor_of(key)
 
     def guard(self, verbs: Mapping[str, LeaderVerb]) -> dict[str, LeaderVerb]:
-        """The leader's verbs, each behind this gate, and signed with who asked."""
+        """Put the leader's verbs behind this gate, each with the caller passed along."""
         return {name: self._guarded(name, verb) for name, verb in verbs.items()}
 
     def _guarded(self, name: str, verb: LeaderVerb) -> LeaderVerb:

@@ -1,6 +1,6 @@
-"""What users, agents and nodes ask of the leader about sessions, done where this node leads.
+"""Verbs of the leader about sessions, for users, agents and nodes; done while this node leads.
 
-Any node passes it on to the leader (:class:`LeaderRequests`); the leader does it (:class:`LeaderVerbs`).
+Any node passes them on to the leader (:class:`LeaderRequests`); the leader does them (:class:`LeaderVerbs`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rgpu.server.node.verbs.audit import Audit
 from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import LastWords, NodeViews
 
-#: Of the leader's: told by nodes, not by users.
+#: Verbs of the leader that nodes send, not users.
 OF_NODES = frozenset({"worker.died", "agent.silent", "session.shares"})
 
 
 class LeaderRequests:
-    """Leader's verbs as any node is asked for them. ``verbs``: all of them, behind the ``gate``."""
+    """Passes the leader's verbs on, on any node. ``verbs``: all of them, behind the ``gate``."""
 
     def __init__(self, link: LeaderLink, local: LocalLeader, verbs: Mapping[str, LeaderVerb],
                  background: Background, gate: Gate, audit: Audit) -> None:
@@ -40,7 +40,7 @@ class LeaderRequests:
         self._gate, self._audit = gate, audit
 
     def register(self, control: ControlServer) -> None:
-        """Have them passed on to the leader, from wherever they come."""
+        """Enter the verbs at the control server; each is passed on to the leader."""
         for verb in self._verbs:
             if verb not in OF_NODES:
                 control.register(verb, self._pass_on)
@@ -49,9 +49,9 @@ class LeaderRequests:
         return await self._link.ask(request.verb, request.args, request.actor, self._background.reporter(request))
 
     async def take(self, request: Request) -> Any:
-        """One that another node passes on to this one: of somebody who asked it, or its own.
+        """Do a verb that another node passes on, for a caller or for itself.
 
-        Raises :class:`Fenced` if this one does not lead.
+        Raises :class:`Fenced` if this node does not lead.
         """
         verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
         self._local.leading()
@@ -62,7 +62,7 @@ class LeaderRequests:
 
 
 class LeaderVerbs:
-    """What the leader does about sessions."""
+    """The leader's verbs about sessions."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, attachments: Attachments, views: NodeViews,
                  words: LastWords, checkpoints: NodeCheckpoints, background: Background, gate: Gate) -> None:
@@ -128,7 +128,7 @@ class LeaderVerbs:
         return {"session": args["session"], "reason": reason}
 
     async def _ends_gang(self, name: str, reason: str) -> bool:
-        """Whether a gang is called so, and no session or request: then all of its members were ended."""
+        """End the members of the gang ``name``; False where there is none, or a session or request has the name."""
         held = await self._coordinator.records.find(name)
         request = await self._coordinator.admission.queue.find(name)
         if held is not None and held.record.state != "ended" or (
@@ -161,9 +161,9 @@ class LeaderVerbs:
         return await self._views.move(str(args["session"]))
 
     async def _checkpoint(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
-        session, automatic = str(args["session"]), bool(args.get("reason"))  # agents say why they ask
+        session, automatic = str(args["session"]), bool(args.get("reason"))  # agents give a reason
         if args.get("wait") is False:
-            await self._records.session(session)  # a wrong name is told at once
+            await self._records.session(session)  # a wrong name is reported at once
             self._background.spawn(self._coordinator.checkpoint(session))
             return {"session": session, "waited": False}
         return dict(await self._coordinator.checkpoint(session, automatic=automatic))

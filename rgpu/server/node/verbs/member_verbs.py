@@ -1,4 +1,4 @@
-"""Members of the pool: keys that are invited, listed and revoked, hosts that join and are removed."""
+"""Verbs about members of the pool: keys are invited, listed and revoked, hosts join and are removed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rgpu.server.node.pool.records import PoolRecords
 
 
 class MemberVerbs:
-    """``authorized``: whom this node lets in. ``address``: the registry's, told to hosts that join. ``secrets``: the
-    pool's, that they are given."""
+    """Answers the verbs. ``authorized``: keys that this node admits. ``address``: the registry's, ``secrets``: the
+    pool's; both are given to hosts that join."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, files: PoolFiles, authorized: AuthorizedKeys,
                  address: str, secrets: PoolSecrets) -> None:
@@ -30,7 +30,7 @@ class MemberVerbs:
             "pool.join": self._join, "pool.login": self._login, "node.remove": self._remove}
 
     def register(self, control: ControlServer) -> None:
-        """Answer what any node knows: whom it lets in."""
+        """Enter the verb that any node answers: which keys it admits."""
         control.register("keys.list", self._keys)
 
     @property
@@ -46,7 +46,7 @@ class MemberVerbs:
                 "pool": self._files.read_description().id}
 
     async def _join(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
-        """``actor``: who has the invitation's key, proven by the link; ``args["public"]``: the node's own."""
+        """Admit a host. ``actor``: holder of the invitation's key, by the link; ``args["public"]``: the node's key."""
         host = check_name(str(args["host"]), "host")
         await self._members.join(actor.public, host, check_public(str(args["public"])))
         return {"pool": self._files.read_description().id, "secret": self._secrets.of_checkpoints,
@@ -55,7 +55,7 @@ class MemberVerbs:
                 "endpoints": await self._endpoints()}
 
     async def _login(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
-        """``actor``: as for a host; ``args["public"]``: the key of the user's machine. No secret travels."""
+        """Admit a user's machine. ``actor``: as in :meth:`_join`; ``args["public"]``: its key. No secret is sent."""
         record = await self._members.login(actor.public, check_public(str(args["public"])))
         return {"pool": self._files.read_description().id, "name": record.name, "role": record.role,
                 "endpoints": await self._endpoints()}

@@ -1,4 +1,4 @@
-"""What users and operators ask of nodes: whether they answer, what they have, and that one stops."""
+"""Verbs about nodes for users and operators: ping, state, list, stop."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rgpu.session.devices import parts
 
 
 def device_use(device: str, sessions: Iterable[dict[str, Any]], told: dict[str, Any]) -> dict[str, Any]:
-    """What of a device is in use: {utilization: 0 to 1, memory_used: bytes, use_by}.
+    """Return a device's use: {utilization: 0 to 1, memory_used: bytes, use_by: the source}.
 
-    As the driver says (``told``), or else as its sessions do.
+    The source is the driver (``told``), or else the device's sessions.
 
-    A session's share is the time, of the last ten seconds, in which the device worked for it.
+    A session's share is the part of the last ten seconds in which the device worked for it.
     """
     there = [view for view in sessions if device in parts(str(view.get("device")))]
     shares = [share for view in there if isinstance(share := (view.get("gpu") or {}).get("recent"), int | float)]
@@ -33,7 +33,7 @@ def device_use(device: str, sessions: Iterable[dict[str, Any]], told: dict[str, 
 
 
 class NodeVerbs:
-    """``stopping`` is set when this node is told to stop. ``gate``: whose sessions somebody may see."""
+    """Answers the verbs. ``stopping`` is set by `pool.stop`. ``gate``: which sessions a caller may see."""
 
     def __init__(self, host: str, records: PoolRecords, views: NodeViews, attachments: Attachments,
                  stopping: asyncio.Event, gate: Gate) -> None:
@@ -42,7 +42,7 @@ class NodeVerbs:
         self._stopping = stopping
 
     def register(self, control: ControlServer) -> None:
-        """Answer them."""
+        """Enter the verbs at the control server."""
         for verb, handler in {"pool.ping": self._ping, "pool.stop": self._stop, "node.list": self._list,
                               "node.info": self._info}.items():
             control.register(verb, handler)

@@ -1,4 +1,4 @@
-"""What operators ask of the pool: its state, its history, and that hosts be emptied or automation stop.
+"""Verbs of operators about the pool: its state and history, draining of hosts, pausing of automation.
 
 The leader's verbs are done where this node leads; any node answers the others from the registry.
 """
@@ -25,13 +25,13 @@ from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import NodeViews
 from rgpu.session.errors import UsageError
 
-LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
+LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for new events
 MOST_STORIES = 2000
-TELL_SECONDS = 1.0  #: between two words on how a plan goes
+TELL_SECONDS = 1.0  #: between two progress reports on a plan
 
 
 class HostVerbs:
-    """What the leader does about hosts and automation. ``gate``: whose sessions somebody may see."""
+    """The leader's verbs about hosts and automation. ``gate``: which sessions a caller may see."""
 
     def __init__(self, local: LocalLeader, gate: Gate) -> None:
         self._local, self._gate = local, gate
@@ -83,13 +83,13 @@ class HostVerbs:
 
 
 class PoolVerbs:
-    """What any node answers about the pool. ``gate``: whose sessions somebody may see."""
+    """Verbs about the pool that any node answers. ``gate``: which sessions a caller may see."""
 
     def __init__(self, records: PoolRecords, views: NodeViews, gate: Gate) -> None:
         self._records, self._views, self._gate = records, views, gate
 
     def register(self, control: ControlServer) -> None:
-        """Answer them."""
+        """Enter the verbs at the control server."""
         for verb, handler in {"pool.status": self._status, "pool.history": self._history,
                               "pool.events": self._events}.items():
             control.register(verb, handler)
@@ -116,7 +116,7 @@ class PoolVerbs:
             "lost": {record.host: record.lost for record in hosts if record.lost and record.host not in nodes}}
 
     async def _leader_says(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
-        """How far the moves are, and how the queue stands: only who drives them knows. Nothing while it is silent."""
+        """Progress of the moves and the queue, which only the leader holds; empty while it does not answer."""
         return dict(await self._views.of(nodes[leader])) if leader in nodes else {}
 
     async def _history(self, request: Request) -> Any:
@@ -137,7 +137,7 @@ class PoolVerbs:
         return {"events": events, "revision": revision}
 
     async def _shown(self, request: Request) -> history.Shown:
-        """Which stories the asker may read: of one's own sessions and quota, and of the pool; an operator: all."""
+        """Which events the caller may read: of its own sessions and quota, and of the pool; an operator: all."""
         seen, user = await self._gate.seen(request.actor), request.user
 
         def shown(event: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
-"""Users' quotas as people ask for them: operators set them where this node leads; any node shows them, with use.
+"""Verbs about users' quotas: operators set them where this node leads; any node shows them, with their use.
 
-A user sees the own quota alone; an operator everybody's.
+A user sees only its own quota, an operator those of all users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class QuotaVerbs:
-    """``authorized``: whom this node lets in, and so which users there are. ``stored``: counts their checkpoints."""
+    """Answers the verbs. ``authorized``: admitted keys, and so the users. ``stored``: counts their checkpoints."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, authorized: AuthorizedKeys,
                  stored: CheckpointQuota) -> None:
@@ -36,7 +36,7 @@ class QuotaVerbs:
         self.table: dict[str, LeaderVerb] = {"quota.set": self._set, "quota.unset": self._unset}
 
     def register(self, control: ControlServer) -> None:
-        """Answer what any node knows from the registry."""
+        """Enter the verb that any node answers from the registry."""
         control.register("quota.show", self._show)
 
     # -- where this node leads --------------------------------------------------------
@@ -48,7 +48,7 @@ class QuotaVerbs:
         if limits.keys() & inherit:
             raise UsageError(f"{', '.join(sorted(limits.keys() & inherit))}: either a limit, or everybody's")
         await coordinator.quotas.set(user, limits, inherit)
-        coordinator.queue.wake()  # who waited for it may have room now
+        coordinator.queue.wake()  # requests that waited for it may fit now
         return await self._told(user)
 
     async def _unset(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class QuotaVerbs:
         return await self._told(user)
 
     async def _told(self, user: str) -> dict[str, Any]:
-        """What holds now, and what an operator should know of it."""
+        """The limits in force now, with notes for the operator."""
         quotas, unknown = await self._counted(await self._quotas(), None if user == EVERYBODY else [user])
         notes = advice(quotas, user)
         if user == EVERYBODY:
@@ -83,8 +83,8 @@ class QuotaVerbs:
         return await QuotaReader(self._records.registry).now(tuple(await self._records.sessions()), line=True)
 
     async def _counted(self, quotas: Quotas, users: Collection[str] | None) -> tuple[Quotas, bool]:
-        """With the bytes of these users' checkpoints (None: of all that have that limit), and whether they are not
-        known: the store does not answer.
+        """``quotas`` with the bytes of these users' checkpoints (None: of all users with that limit), and whether these
+        are unknown because the store does not answer.
         """
         if users is None:
             users = [user for user in quotas.users() | self._users() if LIMIT in quotas.limits(user)]
@@ -99,7 +99,7 @@ class QuotaVerbs:
 
 
 def _whose(args: dict[str, Any]) -> str:
-    """The user that is meant, or everybody. Raises :class:`UsageError`."""
+    """The user that the arguments name, or EVERYBODY. Raises :class:`UsageError`."""
     user, default = str(args.get("user") or ""), args.get("default") is True
     if default == bool(user):
         raise UsageError("a quota is one user's, or everybody's: name a user, or say default")
@@ -107,7 +107,7 @@ def _whose(args: dict[str, Any]) -> str:
 
 
 def _inherit(given: object) -> frozenset[str]:
-    """Names of limits that become everybody's again. Raises :class:`UsageError`."""
+    """Names of limits that return to the default. Raises :class:`UsageError`."""
     names = given if isinstance(given, list) else [] if given is None else [given]
     unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in NAMES]
     if unknown:
@@ -116,18 +116,18 @@ def _inherit(given: object) -> frozenset[str]:
 
 
 def _own(quotas: Quotas, user: str) -> dict[str, float | None]:
-    """What was set for that user; None: no limit."""
+    """Limits set for that user; None: no limit."""
     record = quotas.records.get(user)
     return shown({name: most for name, most in record.limits.items() if name in NAMES}) if record else {}
 
 
 def _limits(quotas: Quotas, user: str) -> dict[str, float | None]:
-    """What holds for that user; None: no limit."""
+    """Limits in force for that user; None: no limit."""
     return shown({**dict.fromkeys(sorted(NAMES)), **quotas.limits(user)})
 
 
 def _row(quotas: Quotas, user: str, unknown: bool) -> dict[str, Any]:
-    """``unknown``: how much the user has of checkpoints cannot be told now."""
+    """The row of a user's quota. ``unknown``: the bytes of the user's checkpoints are not known now."""
     use = quotas.use(user)
     amounts = {name: None if unknown and name == LIMIT else use.of(name) for name in sorted(NAMES)}
     return {"user": user, "limits": _limits(quotas, user), "own": _own(quotas, user), "use": shown(amounts),

@@ -1,10 +1,10 @@
-"""`rgpu pool adopt`: the mending of a registry that went back, by the node that an operator asks for it.
+"""`rgpu pool adopt`: repair of a registry that was restored to an older state, by the node that an operator asks.
 
-The decision is :mod:`rgpu.migrate.records.repair`. That node gathers what all remember
-(:mod:`rgpu.server.node.pool.memory`) and hold, and carries the plan out: automation paused, workers raised to their new
-epochs, records written by compare-and-swap, and only then the registry
-believed, by every node that answered. Broken off at any point it is simply
-done again: epochs only grow, and nothing is decided by a registry that no node trusts.
+The plan is made by :mod:`rgpu.migrate.records.repair`. The node gathers what all nodes remember
+(:mod:`rgpu.server.node.pool.memory`) and hold, and carries the plan out: automation is paused, workers are raised to
+their new epochs, records are written by compare-and-swap, and only then every node that answered
+trusts the registry. A run that was interrupted at any point is
+repeated: epochs only grow, and nothing is decided by a registry that no node trusts.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from rgpu.session.errors import Conflict, Corrupt, PoolUnavailable, Refused, Rgp
 log = structlog.get_logger(__name__)
 
 ASK_SECONDS = 8.0
-RETURN_SECONDS = 30.0  #: for the nodes to be in the pool again before automation goes on
-#: action: how the history calls it
+RETURN_SECONDS = 30.0  #: for the nodes to be in the pool again before automation resumes
+#: action: its name in the history
 DECISIONS = {"own": "adopt", "recover": "lost", "end": "end", "forget": "end"}
 
 
 class ThisNode(Protocol):
-    """What this node itself reports, and does (:class:`rgpu.server.node.commands.adopting.AdoptCommands`)."""
+    """This node's own part (:class:`rgpu.server.node.commands.adopting.AdoptCommands`)."""
 
     async def holdings(self) -> dict[str, Any]:
-        """Its :class:`Report`."""
+        """Return the node's :class:`Report` as a dict."""
 
     async def adopt(self, *, own: dict[str, int] | None = None, forget: list[str] | None = None, cluster: str = "",
                     revision: int = 0) -> dict[str, Any]:
-        """Serve sessions at new epochs, forget others; believe the registry."""
+        """Serve sessions at new epochs, forget others; trust the registry."""
 
 
 class RegistryRepair:
-    """``address``: the registry's. ``endpoints``: where nodes were last known to answer, by host."""
+    """Answers `pool.adopt`. ``address``: the registry's. ``endpoints``: last known addresses of nodes, by host."""
 
     def __init__(self, host: str, address: str, this_node: ThisNode, peers: Peers, endpoints: Mapping[str, Endpoint],
                  files: PoolFiles) -> None:
@@ -67,11 +67,11 @@ class RegistryRepair:
         self._one = asyncio.Lock()
 
     def register(self, control: ControlServer) -> None:
-        """Answer it."""
+        """Enter the verb at the control server."""
         control.register("pool.adopt", self.adopt)
 
     async def adopt(self, request: Request) -> dict[str, Any]:
-        """`pool.adopt`. Raises :class:`Refused` with the problems where something is to be decided first."""
+        """Do `pool.adopt`. Raises :class:`Refused` with the problems that an operator has to decide first."""
         args = request.args
         answers = Answers({str(name): str(host) for name, host in dict(args.get("keep") or {}).items()},
                           frozenset(map(str, args.get("without") or [])), frozenset(map(str, args.get("forget") or [])))
@@ -93,22 +93,22 @@ class RegistryRepair:
 
 
 class Mending:
-    """One run. ``registry``: opened anew, so that it remembers nothing and trusts what it reads.
+    """One repair run. ``registry``: opened anew, without a remembered revision, so that it accepts what it reads.
 
-    ``known``: where nodes may answer, the likeliest first.
+    ``known``: possible addresses of nodes, the likeliest first.
     """
 
     def __init__(self, host: str, registry: Registry, answers: Answers, this_node: ThisNode, peers: Peers,
                  known: list[Endpoint]) -> None:
         self._host, self.registry, self.answers = host, registry, answers
         self._this_node, self._peers, self._known = this_node, peers, known
-        self._at: dict[str, Endpoint] = {}  #: where each host answered
+        self._at: dict[str, Endpoint] = {}  #: the endpoint at which each host answered
         self._reports: list[Report] = []
-        self._by_doubt = False  #: automation was paused by a node's doubt, or by a run that was broken off
+        self._by_doubt = False  #: automation was paused by a node's doubt, or by a run that was interrupted
 
     # -- looking -------------------------------------------------------------------------
     async def look(self) -> Plan:
-        """Gather and decide; nothing is changed."""
+        """Gather reports and make the plan; nothing is changed."""
         records: dict[str, tuple[SessionRecord, int]] = {}
         for entry in (await self.registry.list(SESSIONS)).entries:
             record = decode(entry.value, SessionRecord, entry.key)
@@ -120,13 +120,13 @@ class Mending:
         self._reports = [report for report in await asyncio.gather(
             *(self._ask(host, found) for host, found in places.items())) if report is not None]
         owners = {str(record.owner) for record, _ in records.values() if record.live}
-        # What a key is called tells the host that it was made for.
+        # A node key's name contains the host that it was made for.
         members = {key.name.removeprefix("node-") for key in keys if key.role == "node"}
         return adopting.plan(records, self._reports, {*places, *owners, *members}, {key.name for key in keys},
                              self.answers, time.time())
 
     def _places(self, nodes: list[NodeRecord]) -> dict[str, list[Endpoint]]:
-        """Where each host may answer: by what was known before, what the registry says, and what the asker knows."""
+        """Possible endpoints of each host: known before, named by the caller, or on record in the registry."""
         found: dict[str, list[Endpoint]] = {self._host: []}
         known = [*self._known, *(Endpoint(node.control, node.public_key, node.host) for node in nodes if node.control)]
         for endpoint in known:
@@ -150,7 +150,7 @@ class Mending:
 
     # -- mending -------------------------------------------------------------------------
     async def mend(self, plan: Plan) -> dict[str, Any]:
-        """Make the plan true. Raises :class:`Conflict` where the registry changed meanwhile: then ask again."""
+        """Carry the plan out. Raises :class:`Conflict` where the registry changed meanwhile: repeat the run then."""
         before = await pause(self.registry, True, f"rgpu pool adopt: {plan.went_back}") and not self._by_doubt
         for key in plan.keys:
             await txn_certain(self.registry, [absent(member_key(key.name))], [Put(member_key(key.name), encode(key))])
@@ -190,12 +190,12 @@ class Mending:
         result = await txn_certain(self.registry, [unchanged(key, step.revision)], [
             Put(key, encode(step.record)), Put(history_key(step.session, step.revision), encode(story))])
         if not result.succeeded:
-            raise Conflict(f"the record of {step.session} changed meanwhile: somebody believes this registry already; "
+            raise Conflict(f"the record of {step.session} changed meanwhile: a node trusts this registry already; "
                            "do it again")
         log.warning("adopted", session=step.session, action=step.action, host=step.host, epoch=step.epoch)
 
     async def _wait_back(self) -> list[str]:
-        """Until every node that answered is in the pool again; those that are not."""
+        """Wait until every node that answered is in the pool again; return the hosts that are not."""
         wanted = {report.host: report.incarnation for report in self._reports}
         until = time.monotonic() + RETURN_SECONDS
         while True:
@@ -211,13 +211,13 @@ class Mending:
 
 
 def _named(endpoints: Any) -> list[Endpoint]:
-    """Where whoever asked knows nodes to answer; what is no endpoint is left out."""
+    """The endpoints that the caller named; invalid ones are left out."""
     return [Endpoint(str(e["address"]), str(e["public"]), str(e.get("host") or ""))
             for e in endpoints or [] if isinstance(e, dict) and "address" in e and "public" in e]
 
 
 def _report(answer: Any, host: str) -> Report:
-    """Raises :class:`Corrupt` for what is no report, or another host's."""
+    """Decode a node's report. Raises :class:`Corrupt` for an invalid one, or another host's."""
     try:
         report = msgspec.convert(answer, Report)
     except msgspec.ValidationError as error:
@@ -228,7 +228,7 @@ def _report(answer: Any, host: str) -> Report:
 
 
 def _view(plan: Plan) -> dict[str, Any]:
-    """For whoever asked."""
+    """The plan as returned to the caller."""
     return {"went_back": plan.went_back, "problems": list(plan.problems), "keys": [key.name for key in plan.keys],
             "steps": [{"session": step.session, "action": step.action, "host": step.host, "before": step.before,
                        "epoch": step.epoch, "reason": step.reason, "stale": list(step.stale)} for step in plan.steps]}

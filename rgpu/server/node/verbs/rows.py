@@ -1,4 +1,4 @@
-"""The lines of `rgpu ps`: what a session's record and its worker's own words are to the caller."""
+"""The lines of `rgpu ps`, made of a session's record and its worker's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rgpu.server.node.gangs.waits import read_figures, who_waits
 
 
 def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str = "") -> dict[str, Any]:
-    """The line of ``rgpu ps`` of a request of ``user`` that waits; ``lines``: what the leader says of the queue."""
+    """The line of ``rgpu ps`` of a waiting request of ``user``; ``lines``: the leader's view of the queue, by name."""
     line = lines.get(record.name, {})
     return {"session": record.name, "user": user or None, "state": "queued", "host": None, "epoch": 0,
             "memory_bytes": None, "calls": None,
@@ -23,12 +23,12 @@ def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str
 
 
 def _in_line(line: dict[str, Any] | None) -> str:
-    """Where it stands in the queue."""
+    """The place in the queue, in words."""
     return f"position {line['position']}: {line['reason']}" if line and line.get("position") else ""
 
 
 def _silence(record: SessionRecord, view: dict[str, Any], grace: float) -> tuple[float, float, str]:
-    """Since when its client's host is silent, when the session is ended for it (0: neither), and both in words."""
+    """Times at which the client's host fell silent and the session will be ended (0: neither), and both in words."""
     since, allowed = record.silent_since, grace_of(record, grace)
     if not since or record.state != "running" or view.get("attached") and not view.get("silent_s"):
         return 0.0, 0.0, ""
@@ -39,9 +39,9 @@ def _silence(record: SessionRecord, view: dict[str, Any], grace: float) -> tuple
 
 def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None,
          grace: float = AGENT_GRACE, user: str = "") -> dict[str, Any]:
-    """One line of ``rgpu ps``, of a session of ``user``; ``line``: where a parked one stands in the queue."""
+    """One line of ``rgpu ps``, of a session of ``user``; ``line``: the place of a parked session in the queue."""
     stats, words, gpu = dict(view.get("stats") or {}), view.get("last_words") or {}, view.get("gpu") or {}
-    if record.state == "ended" and _asked_pid(words) == record.program.pid:  # and not of an earlier one of that name
+    if record.state == "ended" and _asked_pid(words) == record.program.pid:  # not of an earlier session of that name
         stats.update(words)
     catch_up = dict(view.get("catch_up") or {})
     since, ends, silent = _silence(record, view, grace)
@@ -77,12 +77,12 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
 
 
 def _waiting(touches: Any) -> str:
-    """Who waits for managed memory; a touch lasts a moment, except while the session is paused or lost."""
+    """Note on threads that wait for managed memory; a touch is short, except while the session is paused or lost."""
     return f"{touches} of its threads wait for managed memory" if isinstance(touches, int) and touches > 0 else ""
 
 
 def _end(record: SessionRecord) -> dict[str, Any]:
-    """When it ended, s; how long it lasted, s; its program's exit code: None where it did not, or it is not known."""
+    """Time of the end, s; duration, s; the program's exit code. Each None where not ended, or not known."""
     over = record.state in ("ended", "failed")
     ended = (record.ended or record.changed) if over else None
     return {"ended": ended, "lasted_s": None if ended is None else max(0.0, ended - record.created),
@@ -90,23 +90,23 @@ def _end(record: SessionRecord) -> dict[str, Any]:
 
 
 def _asked_pid(stats: dict[str, Any]) -> Any:
-    """Of the process that asked for the session, from its agent's figures; earlier agents know one process only."""
+    """Pid of the process that requested the session, from its agent's figures; earlier agents report one pid only."""
     return stats.get("asked_pid") or stats.get("pid")
 
 
 def _pid(stats: dict[str, Any], record: SessionRecord) -> int:
-    """The program's process, once it uses its session; until then, who asked for it."""
+    """Pid of the process that uses the session; until one does, of the process that requested it."""
     pid = stats.get("pid")
     return pid if isinstance(pid, int) and _asked_pid(stats) == record.program.pid else record.program.pid
 
 
 def _pinned(pins: Any) -> str:
-    """Why a session cannot move, if anything keeps it."""
+    """Note on why a session cannot move; empty where it can."""
     return f"cannot move: {'; '.join(_names(pins))}" if pins else ""
 
 
 def _names(value: Any) -> list[str]:
-    """Names of functions, from an agent, which may say anything."""
+    """Names from an agent or worker, which are untrusted: only texts are kept."""
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 

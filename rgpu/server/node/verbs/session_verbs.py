@@ -1,4 +1,4 @@
-"""What users and agents ask about sessions, answered by any node from the registry and from what nodes say."""
+"""Verbs about sessions for users and agents, answered by any node from the registry and nodes' reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rgpu.session.errors import Refused
 
 
 class OwnerVerbs:
-    """Where a session is, or would be, and how its agent gets there."""
+    """Verbs of agents: where a session is, or would be placed, and how to attach."""
 
     def __init__(self, records: PoolRecords, attachments: Attachments, memory: RecordMemory) -> None:
         self._records, self._attachments, self._memory = records, attachments, memory
@@ -46,7 +46,7 @@ class OwnerVerbs:
         return await self._attachments.of(held.record, request.public, ticket=False)
 
     async def _candidate(self, request: Request) -> Any:
-        """Where a session of that size would go: the placement's own answer, to nobody's favour."""
+        """The host and device where a session of that size would be placed now; nothing is reserved."""
         versions.check(request.args.get("versions"), "the client")
         order = replace(read_order(request.args, request.public), name="a session")
         nodes = await self._records.nodes()
@@ -58,7 +58,7 @@ class OwnerVerbs:
         except Refused:
             if not (request.args.get("options") or {}).get("queue"):
                 raise
-            # It will wait for its place: what that may be, were the pool empty.
+            # The request will wait for its place: answer as if the pool were empty.
             choice = place_by_fragmentation(placement.Snapshot(snapshot.nodes, ()), wanted)
         return {"host": choice.host, "device": choice.device, "versions": versions.ours(),
                 **session_facts(nodes[choice.host], choice.device, quota)}
@@ -71,7 +71,7 @@ class OwnerVerbs:
 
 
 class SessionVerbs:
-    """What sessions are. ``grace``: s that a client's host may be silent, where its session does not say."""
+    """Verbs that show sessions. ``grace``: s that a client's host may be silent, where its session sets none."""
 
     def __init__(self, records: PoolRecords, views: NodeViews, logs: WorkerLogs, peers: Peers, grace: float,
                  gate: Gate) -> None:
@@ -93,7 +93,7 @@ class SessionVerbs:
                 "queue": [rows(record) for record in waiting]}
 
     async def _page(self, request: Request) -> Any:
-        """Of many sessions a page: only its rows are made, and sent."""
+        """Return one page of the sessions: only its rows are made, and sent."""
         records, waiting, infos = await self._all(request)
         found = listing.page([*records, *waiting], request.args, self._gate.user_of)
         rows = self._rows(infos)
@@ -101,14 +101,14 @@ class SessionVerbs:
                 "total": found.total, "states": list(found.states)}
 
     async def _all(self, request: Request) -> tuple[list[SessionRecord], list[QueueRecord], list[dict[str, Any]]]:
-        """What the caller may see of sessions and requests, and what all nodes say of themselves."""
+        """Sessions and requests that the caller may see, and the reports of all nodes."""
         records, waiting, infos = await asyncio.gather(self._records.sessions(), self._records.waiting(),
                                                        self._views.of_all())
         seen = await self._gate.seen(request.actor, bool(request.args.get("all_users")), [*records, *waiting])
         return [r for r in records if seen(r.name)], [r for r in waiting if seen(r.name)], infos
 
     def _rows(self, infos: list[dict[str, Any]]) -> Callable[[listing.Listed], dict[str, Any]]:
-        """What makes a row of a session, or of a request that waits."""
+        """Return the function that makes the row of a session, or of a request that waits."""
         views = views_of(infos)
         lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
 

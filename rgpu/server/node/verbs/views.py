@@ -1,4 +1,4 @@
-"""What nodes say of themselves and of their sessions, gathered by one of them."""
+"""Nodes' reports about themselves and their sessions, gathered by one node."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LAST_WORDS = 256  #: ended sessions whose agent's last figures a leader keeps
 
 
 class LastWords:
-    """What agents said as they ended their sessions: a worker may have gone before it heard of it."""
+    """Figures that agents sent as they ended their sessions: a worker may have ended before it received them."""
 
     def __init__(self) -> None:
         self.said: dict[str, dict[str, Any]] = {}
 
     def keep(self, session: str, statistics: Any) -> None:
-        """An agent's figures, from outside; what is none is left out."""
+        """Keep an agent's figures; they are untrusted, and other values than numbers and texts are left out."""
         if words := last_words(statistics):
             self.said.pop(session, None)
             self.said[session] = words
@@ -38,7 +38,7 @@ class LastWords:
 
 
 class NodeViews:
-    """``held``: the sessions here; ``words``: what a leader here heard; ``use``: of the devices here."""
+    """Gathers reports. ``held``: the sessions here; ``words``: agents' last figures; ``use``: of the devices here."""
 
     def __init__(self, held: HeldSessions, local: LocalLeader, words: LastWords, records: PoolRecords,
                  peers: Peers, use: DeviceUse) -> None:
@@ -47,7 +47,7 @@ class NodeViews:
         self._records, self._peers = records, peers
 
     async def own(self) -> dict[str, Any]:
-        """What this node says of itself (`node.info`)."""
+        """This node's report (`node.info`)."""
         held = self._held
         handles = list(held.running.items())
         views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
@@ -61,7 +61,7 @@ class NodeViews:
                 "sessions": {**held.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def of(self, node: NodeRecord) -> dict[str, Any]:
-        """What a node says of itself; nothing if it does not answer."""
+        """A node's report; empty if it does not answer."""
         if node.host == self._held.host:
             return await self.own()
         with contextlib.suppress(RgpuError):
@@ -71,16 +71,16 @@ class NodeViews:
         return {}
 
     async def of_all(self) -> list[dict[str, Any]]:
-        """What all nodes say of themselves; nothing of one that does not answer."""
+        """The reports of all nodes; an empty one for a node that does not answer."""
         nodes = await self._records.nodes()
         return list(await asyncio.gather(*(self.of(node) for node in nodes.values())))
 
     async def sessions(self) -> dict[str, dict[str, Any]]:
-        """What the workers of all nodes say of themselves, by session."""
+        """The views of the workers of all nodes, by session."""
         return views_of(await self.of_all())
 
     async def move(self, session: str) -> dict[str, Any]:
-        """What asking for a move's state answers, and aborting it. Raises :class:`NotFound`."""
+        """The state of a session's move, as returned by its status and abort verbs. Raises :class:`NotFound`."""
         held = await self._records.session(session)
         view = (await self.sessions()).get(held.record.name, {})
         return {"session": held.record.name, "state": held.record.state, "owner": held.record.owner,
@@ -88,14 +88,14 @@ class NodeViews:
 
 
 def last_words(statistics: Any) -> dict[str, Any]:
-    """An agent's figures as its session ends, from outside: numbers and short texts only."""
+    """An agent's final figures, which are untrusted: numbers and short texts only, 64 at most."""
     given = statistics if isinstance(statistics, dict) else {}
     return {str(name): value[:300] if isinstance(value, str) else value for name, value in list(given.items())[:64]
             if isinstance(value, (int, float, str))}
 
 
 def views_of(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One view of each session, from what nodes say of themselves, with its agent's last words if there are any."""
+    """One view of each session, from nodes' reports, with its agent's last figures if there are any."""
     views = newest_views(info.get("sessions", {}) for info in infos)
     for info in infos:
         for name, words in info.get("last_words", {}).items():
@@ -104,9 +104,9 @@ def views_of(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def newest_views(nodes: Iterable[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """One view of each session: of several nodes', a living worker's, and then the highest epoch's.
+    """One view of each session: of several nodes' views, that of a living worker, then that of the highest epoch.
 
-    A node remembers what a session's worker said last there, also when the session lives elsewhere since.
+    A node keeps the last view of a session's worker, also after the session has moved to another node.
     """
     found: dict[str, dict[str, Any]] = {}
 

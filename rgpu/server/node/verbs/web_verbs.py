@@ -12,13 +12,13 @@ from rgpu.session.errors import AuthenticationFailed, Refused
 
 
 class WebVerbs:
-    """``url``: where browsers find the web page of this node; empty: it serves none."""
+    """Answers the verbs. ``url``: of the web page of this node, for browsers; empty: it serves none."""
 
     def __init__(self, host: str, url: str, grants: Grants, authorized: AuthorizedKeys) -> None:
         self._host, self._url, self._grants, self._authorized = host, url, grants, authorized
 
     def register(self, control: ControlServer) -> None:
-        """Answer them."""
+        """Enter the verbs at the control server."""
         for verb, handler in {"web.login": self._login, "web.redeem": self._redeem, "web.logout": self._logout}.items():
             control.register(verb, handler)
 

@@ -1,4 +1,4 @@
-"""The daemon's side of its workers: started, warm, adopted, given shares of compute.
+"""The daemon's side of its workers: start, warm workers, taking over after a restart, shares of compute.
 
-It knows their requests, not their inside.
+It uses the workers' requests and imports none of their internals.
 """

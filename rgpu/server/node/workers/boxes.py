@@ -1,7 +1,7 @@
-"""The boxes of a node's workers: what stands around each, made when it is started and taken down when it has gone.
+"""The boxes of a node's workers: the walls around each, made when it is started and removed when it has ended.
 
-Nothing is remembered here: a home's owner is its worker's user, and its name that of the worker's control group. So a
-daemon that is started again finds all of it where it was.
+No state is kept here: a home's owner is its worker's user, and its name that of the worker's control group. So a
+restarted daemon finds all boxes again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from rgpu.session.errors import Refused, UsageError
 log = structlog.get_logger(__name__)
 
 _LAUNCH = str(Path(launch.__file__))
-EXAMINE = "rgpu.server.node.devices.examine"  #: a program that says whether a device works
+EXAMINE = "rgpu.server.node.devices.examine"  #: a program that reports whether a device works
 PATIENCE = 60.0  #: seconds that it may take
-LEAST_IO = 1 << 20  #: bytes a second: what is less keeps workers from starting
-#: Walls that a driver may not bear, fewest first.
+LEAST_IO = 1 << 20  #: bytes/s; a lower bound keeps workers from starting
+#: Sets of walls that a driver may not work behind, smallest first.
 _HINDRANCES = (("files",), ("files", "syscalls", "capabilities"))
 
 
@@ -46,9 +46,9 @@ _HINDRANCES = (("files",), ("files", "syscalls", "capabilities"))
 class Boxes:
     """See the module docstring. ``directory``: the node's; ``users``: (first, last) for workers, None: the daemon's.
 
-    ``memory``: bytes that a worker may have, 0: no bound. ``io``: what it may read and write of the disks that its
-    folders lie on, as far as they can be bounded; None: no bound. ``store``: where images are, if workers go there
-    themselves; None: through the daemon.
+    ``memory``: bytes that a worker may use, 0: no bound. ``io``: bound on reads and writes of the disks of its folders,
+    as far as these can be bounded; None: no bound. ``store``: folder of checkpoints, if workers access it themselves;
+    None: through the daemon.
     """
 
     directory: Path
@@ -67,16 +67,16 @@ class Boxes:
     @classmethod
     def of_node(cls, directory: Path, mode: Mode, *, users: tuple[int, int] | None = None, cgroup: str = "",
                 memory: int = 0, io: int = 0, devices: tuple[str, ...] = (), store: Path | None = None) -> Boxes:
-        """Look at this host, and decide. ``io``: bytes a second that a worker may read and write, 0: no bound.
+        """Make the boxes that this host permits. ``io``: bytes/s that a worker may read and write, 0: no bound.
 
-        Raises :class:`Refused` for what ``strict`` cannot have, :class:`UsageError`.
+        Raises :class:`Refused` for walls that ``strict`` requires and the host lacks, :class:`UsageError`.
         """
         if 0 < io < LEAST_IO:
             raise UsageError(f"--worker-io {io} is less than {LEAST_IO >> 20} MiB a second: a worker reads its own "
                              "libraries within that, and would not start in time")
         cgroups = Cgroups.find(cgroup) if mode != Mode.OFF else Cgroups({}, "not asked for")
         cgroups.prepare(io=bool(io))
-        apart = mode == Mode.STRICT or users is not None  # workers share nothing that one could spoil for others
+        apart = mode == Mode.STRICT or users is not None  # workers share no folder that one could damage for others
         store = None if apart else store
         folders = [directory, *([store] if store is not None else [])]
         missing = host.missing(cgroups, folders)
@@ -94,21 +94,21 @@ class Boxes:
         return [one.wall.name for one in self.standing if one.stands]
 
     def warn(self) -> None:
-        """Say once what does not stand, and why."""
+        """Log once which walls are missing, and why."""
         lacking = {one.wall.name: one.reason for one in self.standing if not one.stands}
         if lacking:
             log.warning("workers have no wall of some kinds", stands=self.names, lacking=lacking,
                         advice="docs/operators/box.md; `rgpu doctor` says what is missing")
 
     def prove(self, device: str) -> None:
-        """Have the device examined inside the box; walls in which its driver does not work are taken down.
+        """Have the device examined inside the box; walls behind which its driver does not work are removed.
 
-        Nothing changes where it does not work outside either. What was found is kept for a daemon that starts again
-        (:mod:`.proven_walls`). Raises :class:`Refused` where walls were asked for that its driver does not bear.
+        Nothing changes where it does not work outside either. The result is kept for a daemon that starts again
+        (:mod:`.proven_walls`). Raises :class:`Refused` where requested walls keep the driver from working.
         """
         asked = self.names
         stood = proven_walls.recall(self.directory, device, asked)
-        if stood is not None and (self.mode != Mode.STRICT or stood == asked):  # what `auto` bears, `strict` does not
+        if stood is not None and (self.mode != Mode.STRICT or stood == asked):  # `strict` accepts no fewer walls
             self._go_without(device, [name for name in asked if name not in stood])
             log.info("a device was examined in the box before", device=device, stands=self.names)
             return
@@ -116,7 +116,7 @@ class Boxes:
             proven_walls.keep(self.directory, device, asked, self.names)
 
     def _find_out(self, device: str) -> bool:
-        """Have it examined, with fewer walls each time; whether it worked in what is left. See :meth:`prove`."""
+        """Examine the device with fewer walls each time; return whether it worked behind the rest (:meth:`prove`)."""
         outside = basic(self.directory)
         if self._works(device):
             return True
@@ -137,13 +137,13 @@ class Boxes:
                       "the node with --box off, or without --worker-uids")
 
     def _go_without(self, device: str, names: Sequence[str]) -> None:
-        """Take down walls that its driver does not bear."""
+        """Remove walls behind which the device's driver does not work."""
         reason = f"{device} does not work behind it"
         self.standing = [Standing(one.wall, False, reason) if one.wall.name in names and one.stands else one
                          for one in self.standing]
 
     def _works(self, device: str) -> bool:
-        """Whether the device does plain work for a process in a worker's place."""
+        """Whether the device does simple work for a process in a worker's box."""
         home = make(self.directory)
         output = self.directory / "box.log"
         try:
@@ -180,11 +180,11 @@ class Boxes:
         with open(log_path, "ab") as output:
             process = _start([sys.executable, "-E", "-S", _LAUNCH], environ, output.fileno(),
                              own_processes="processes" in walls)
-        threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
+        threading.Thread(target=process.wait, name="reap", daemon=True).start()  # so that no zombie is left
         return process
 
     def release(self, home: Home, session_folder: Path | None = None) -> None:
-        """Take down what was made for a worker that has gone: its group, its folder, its user. Raises nothing."""
+        """Remove what was made for a worker that has ended: its group, its folder, its user. Raises nothing."""
         self._group(home).remove()
         home.clear()
         if session_folder is not None:
@@ -199,12 +199,12 @@ class Boxes:
                 group.remove()
 
     def killed_for_memory(self, home: Home) -> bool:
-        """Whether the kernel ended the worker, or a part of it, because it had all the memory that it may have."""
+        """Whether the kernel killed the worker, or a part of it, because it reached its memory limit."""
         return self._group(home).killed() > 0
 
     # -- parts --------------------------------------------------------------------
     def _take_user(self, home: Home) -> tuple[int, int]:
-        """A user that no other worker of this node has. Raises :class:`Refused`."""
+        """A (user, group) with a user that no other worker of this host's nodes has. Raises :class:`Refused`."""
         assert self.users is not None
         first, last = self.users
         # Nodes of this pool on this host may share the range.
@@ -218,15 +218,15 @@ class Boxes:
         return free, first
 
     def _shared(self, gid: int) -> list[Path]:
-        """The folders that workers write to beside their own; their group's, where they have one."""
+        """The folders that workers write to beside their own; owned by the workers' group, where they have one."""
         modules = self.directory / "modules"
-        with contextlib.suppress(OSError):  # a full disk: there is no cache then
+        with contextlib.suppress(OSError):  # a full disk: workers have no cache then
             modules.mkdir(mode=0o700, parents=True, exist_ok=True)
             if gid != os.getgid():
                 os.chown(modules, -1, gid)
                 modules.chmod(0o2770)
         if self.store is not None:
-            with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+            with contextlib.suppress(OSError):  # the process that writes there reports the error
                 self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
         return [modules, *([self.store] if self.store is not None else [])]
 
@@ -245,24 +245,24 @@ class Boxes:
 
 
 def group_prefix(directory: Path) -> str:
-    """Return what the names of a node's control groups begin with; nodes of other pools may bear the node's name."""
+    """Return the name prefix of a node's control groups, unique also among equally named nodes of other pools."""
     return f"rgpu-{directory.name}-{hashlib.sha256(str(directory).encode()).hexdigest()[:8]}-"
 
 
 def usual_memory() -> int:
-    """Return the bytes that a worker may have where nobody said: what the host has, less what its daemon needs."""
+    """Return the default bytes of memory of a worker: the host's, less what its daemon needs."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(max(total // 2, total - max(1 << 30, total // 20)))
 
 
 def basic(directory: Path) -> Boxes:
-    """Return the boxes of a node that asked for none: what needs nothing and hinders nobody."""
+    """Return the boxes of a node without options: only walls that need no rights and hinder no worker."""
     return Boxes(directory, decide(Mode.OFF, {}, users=False))
 
 
 def _start(command: list[str], environ: Mapping[str, str], output: int, *, own_processes: bool
            ) -> subprocess.Popen[bytes]:
-    """Start it from a thread of its own: what a thread leaves, its children begin without."""
+    """Start the command from a thread of its own: its children start without the namespaces that the thread left."""
     done: list[subprocess.Popen[bytes] | BaseException] = []
 
     def run() -> None:
@@ -272,7 +272,7 @@ def _start(command: list[str], environ: Mapping[str, str], output: int, *, own_p
             with fixed_in_children():
                 done.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                              start_new_session=True, close_fds=True, env=dict(environ)))
-        except BaseException as error:  # noqa: BLE001 - for the caller
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
             done.append(error)
 
     thread = threading.Thread(target=run, name="start-worker")

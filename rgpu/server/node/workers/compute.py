@@ -1,14 +1,14 @@
-"""What each session of this node may take of its device's time: told to the workers, whenever that changes.
+"""Shares of this node's sessions in their device's time, sent to the workers whenever they change.
 
 A promise of compute (``--gpus 0.25``, ``--compute 25``) is kept by holding the
-others to theirs. Those that were promised nothing, and count by their memory
-alone, have what is left between them. By ``--enforce-compute``:
+others to theirs. Sessions that were promised none, and count by their memory
+alone, divide the rest equally. By ``--enforce-compute``:
 
 ======== =========================================================================
 shared   while another session has a place on the device; alone, a session may
          have all of it (default)
-always   also while it is alone: it always is as fast as it will be in company
-never    nobody is held to anything
+always   also while it is alone: its speed does not depend on other sessions
+never    no session is held to a share
 ======== =========================================================================
 """
 
@@ -27,17 +27,16 @@ from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0  #: between two looks at whether somebody came or went
+LOOK_SECONDS = 1.0  #: between two checks for sessions that came or ended
 ASK_SECONDS = 5.0
 WHOLE = 100
-LEAST = 5  #: per cent that those who were promised nothing have between them in any case
+LEAST = 5  #: per cent that sessions without a promise have together in any case
 
 
 def limits(promised: Mapping[str, int], policy: str) -> dict[str, float]:
-    """Limits of the sessions of one device (per cent that they were promised, 0: nothing): their shares (0 to 1; 0: no
-    limit).
+    """Shares of the sessions of one device (0 to 1; 0: no limit). ``promised``: per cent of each, 0: nothing.
 
-    Shares add up to 1 at most, but for the :data:`LEAST` of those who were promised nothing.
+    Shares add up to 1 at most, but for the :data:`LEAST` of sessions that were promised nothing.
     """
     if policy == "never" or not any(promised.values()) or (policy == "shared" and len(promised) < 2):
         return dict.fromkeys(promised, 0.0)
@@ -48,12 +47,12 @@ def limits(promised: Mapping[str, int], policy: str) -> dict[str, float]:
 
 
 def least_share(one: float, other: float) -> float:
-    """The smaller of two limits; 0 is none."""
+    """The smaller of two limits; 0 means no limit."""
     return min(one, other) if one and other else one or other
 
 
 class Handle(Protocol):
-    """What is needed of a worker's handle."""
+    """The used part of a worker's handle."""
 
     session: str
     device: str
@@ -63,28 +62,28 @@ class Handle(Protocol):
 
 
 class ComputeShares:
-    """``running``: workers of this node; ``record``: what the registry says of a session."""
+    """Keeps workers informed. ``running``: workers of this node; ``record``: reads a session's record."""
 
     def __init__(self, policy: str, running: Callable[[], Sequence[Handle]],
                  record: Callable[[str], Awaitable[SessionRecord]]) -> None:
         self._policy, self._running, self._record = policy, running, record
-        self._promised: dict[Handle, int] = {}  #: per cent; of a worker's life, in which it does not change
+        self._promised: dict[Handle, int] = {}  #: per cent; constant for a worker's life
         self._told: dict[Handle, float] = {}
-        self._shares: dict[Handle, float] = {}  #: what they were to be told with the last look
+        self._shares: dict[Handle, float] = {}  #: shares computed by the last look
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Keep the shares up to date until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if not self.settled():
                 await self.look()
 
     def settled(self) -> bool:
-        """Whether every worker that is here was told its share, and none has come or gone since."""
+        """Whether every worker here has received its share, and none has started or ended since."""
         return set(self._running()) == self._shares.keys() and self._told == self._shares
 
     async def look(self) -> None:
-        """Tell every worker whose share has changed. Raises nothing: the next look tries again."""
+        """Send every worker whose share has changed its new share. Raises nothing: the next look tries again."""
         handles = self._running()
         self._promised = {handle: mine for handle, mine in self._promised.items() if handle in handles}
         self._told = {handle: share for handle, share in self._told.items() if handle in handles}
@@ -93,7 +92,7 @@ class ComputeShares:
             if handle in self._promised or await self._ask(handle):
                 for device in parts(handle.device):
                     devices[device].append(handle)
-        shares: dict[Handle, float] = {}  # of one on several devices: what the fullest leaves it
+        shares: dict[Handle, float] = {}  # for a session on several devices: the least of its shares
         for here in devices.values():
             found = limits({handle.session: self._promised[handle] for handle in here}, self._policy)
             for handle in here:
@@ -103,10 +102,10 @@ class ComputeShares:
                                if self._told.get(handle) != share))
 
     async def _ask(self, handle: Handle) -> bool:
-        """Whether it is known now what the session was promised."""
+        """Read what the session was promised; return whether that is known now."""
         try:
             self._promised[handle] = (await self._record(handle.session)).wants.compute
-        except RgpuError as error:  # the registry is away, or has not heard of it yet
+        except RgpuError as error:  # the registry is unreachable, or has no record yet
             log.debug("a session's share is not known yet", session=handle.session, reason=error.message)
             return False
         return True
@@ -117,7 +116,7 @@ class ComputeShares:
             if share or self._told.get(handle):
                 log.info("a session's share of its device changes", session=handle.session, device=handle.device,
                          share=share or "any")
-        except Refused as error:  # by an older worker, which knows no limits
+        except Refused as error:  # by an older worker, without this request
             log.warning("a session is held to no share", session=handle.session, reason=error.message)
         except RgpuError as error:
             log.info("a session was not told its share", session=handle.session, reason=error.message)

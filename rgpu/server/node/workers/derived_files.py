@@ -10,22 +10,22 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-_SUFFIX = ".1"  #: the format's version: another version's daemon on this node has files of its own
+_SUFFIX = ".1"  #: the format's version: a daemon of another version on this node uses other files
 
 
 class DerivedFiles:
     """``directory``: the node's own. ``limit``: bytes of all of them together; 0 keeps nothing.
 
-    A worker gets a descriptor, never the folder: it reaches its own user's file alone.
+    A worker is given a descriptor, never the folder: it can access only its own user's file.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
         self._folder, self._limit = directory / "derived", limit
 
     def open(self, tag: str) -> int | None:
-        """Return a descriptor of the file of the user with this tag, the caller's to close; None where there is none.
+        """Return a descriptor, owned by the caller, of the file of the user with this tag; None where there is none.
 
-        Raises nothing of the disk's: a session goes on without.
+        Disk errors are not raised: a session works without the file.
         """
         if self._limit <= 0:
             return None
@@ -41,7 +41,7 @@ class DerivedFiles:
             return None
 
     def _make_room(self, wanted: Path) -> None:
-        """Remove files of other users, the least recently used first; who has one open keeps it until its end."""
+        """Remove files of other users, the least recently used first; a worker that has one open keeps using it."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:

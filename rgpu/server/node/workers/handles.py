@@ -1,4 +1,4 @@
-"""The daemon's side of its workers: start, talk, adopt, notice that one died.
+"""The daemon's side of its workers: start, requests, taking over, detection of deaths.
 
 A worker belongs to no terminal and no daemon: it is started in a session of
 its own and found again through its Unix socket, so that a daemon can be
@@ -40,21 +40,21 @@ OnEvent = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 
 
 class WorkerHandle:
-    """One worker as the daemon sees it. ``closed`` is set when its process or channel has gone."""
+    """One worker as the daemon sees it. ``closed`` is set when its process or channel has ended."""
 
     def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path, position: Path,
                  home: Home | None = None, boxes: Boxes | None = None) -> None:
-        """``position``: the file where the worker keeps its position. ``boxes`` take its ``home`` down at its end."""
+        """``position``: the file where the worker keeps its position. ``boxes`` remove its ``home`` at its end."""
         self.session = session
         self._position, self._home, self._boxes = position, home, boxes
         self.channel = channel
         self.pid = channel.peer()[0]
         self.log_path = log_path
         self.closed = asyncio.Event()
-        self.view: dict[str, Any] = {}  #: what it said of itself last
+        self.view: dict[str, Any] = {}  #: the worker's last report
         self.device = ""
         self.quota = 0
-        self.warm = False  #: it stood ready when the session came
+        self.warm = False  #: the session got a warm worker
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -62,7 +62,7 @@ class WorkerHandle:
         self._events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._died)
-        # A thread of its own: the loop's pool is small, and a reader stays as long as its worker.
+        # A thread of its own: the loop's pool is small, and a reader runs as long as its worker.
         threading.Thread(target=self._read, name=f"worker-{session}", daemon=True).start()
         self._pump = self._loop.create_task(self._dispatch())
 
@@ -81,7 +81,7 @@ class WorkerHandle:
             self._waiting.pop(number, None)
 
     def _read(self) -> None:
-        """In a thread: the channel's messages go to the loop."""
+        """Pass the channel's messages to the loop; runs in a thread."""
         try:
             while True:
                 message, fds = self.channel.receive()
@@ -111,7 +111,7 @@ class WorkerHandle:
                 future.set_result(self._as_seen_here(message.get("ok") or {}))
 
     def _as_seen_here(self, said: dict[str, Any]) -> dict[str, Any]:
-        """A worker in a process namespace of its own knows another number of itself."""
+        """Replace the worker's pid: in a process namespace of its own it sees another number."""
         for name in ("worker_pid", "pid"):
             if name in said:
                 said[name] = self.pid
@@ -125,7 +125,7 @@ class WorkerHandle:
                 await self._on_event(self.session, event, values)
             except RgpuError as error:
                 log.warning("worker event", session=self.session, event_name=event, reason=error.message)
-            except Exception:  # the events behind this one are heard: one of them may be the worker's death
+            except Exception:  # later events are still handled: one of them may be the worker's death
                 log.exception("worker event", session=self.session, event_name=event)
 
     def _died(self) -> None:
@@ -144,12 +144,12 @@ class WorkerHandle:
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
         self._events.put_nowait(("died", {"pid": self.pid, **self._circumstances()}))
         if self._boxes is not None and self._home is not None:
-            # No daemon thread: a node that stops waits until what its workers leave is taken down.
+            # No daemon thread: a node that stops waits until the remains of its workers are removed.
             threading.Thread(target=self._boxes.release, args=(self._home, self.log_path.parent),
                              name="release").start()
 
     def _circumstances(self) -> dict[str, Any]:
-        """What is known of its end. A death is reported also where finding that out fails."""
+        """The known circumstances of the worker's end. A death is reported also where reading them fails."""
         found: dict[str, Any] = {}
         for part in (self._last_place, self._why):
             try:
@@ -159,7 +159,7 @@ class WorkerHandle:
         return found
 
     def _why(self) -> dict[str, str]:
-        """Why it ended, where the kernel says so."""
+        """The reason of the worker's end, where the kernel reports one."""
         if self._boxes is None or self._home is None or not self._boxes.killed_for_memory(self._home):
             return {}
         log.error("a worker had all the memory that it may have and was ended", session=self.session, pid=self.pid,
@@ -167,7 +167,7 @@ class WorkerHandle:
         return {"why": f"the worker had all the memory that it may have ({self._boxes.memory >> 20} MiB)"}
 
     def _last_place(self) -> dict[str, int | None]:
-        """How far its work came, as it wrote last; where that says nothing, what it said last."""
+        """The last position of its work by the position page; without a valid page, by its last report."""
         found = position_page.read(self._position)
         self._position.unlink(missing_ok=True)
         if found is None:
@@ -179,15 +179,15 @@ class WorkerHandle:
 
     @property
     def home(self) -> Home | None:
-        """The worker's own folder; None for one of the previous version."""
+        """The worker's own folder; None for a worker of the previous version."""
         return self._home
 
     async def give_deadline(self, fd: int) -> None:
-        """Hand over the page that says until when this node may begin anything."""
+        """Hand over the page of the deadline until which this node may begin anything."""
         await self.request("deadline", fds=(fd,))
 
     async def refresh(self) -> dict[str, Any]:
-        """Ask the worker for its state; the last known one if it does not answer."""
+        """Request the worker's state; return the last known one if it does not answer."""
         try:
             self.view = await self.request("describe", timeout=2.0)
         except RgpuError:
@@ -195,7 +195,7 @@ class WorkerHandle:
         return self.view
 
     def leave(self) -> None:
-        """Let go of the worker without ending it (the daemon stops; another one will adopt it)."""
+        """Disconnect from the worker without ending it (the daemon stops; another one will take it over)."""
         self.closed.set()
         self._pump.cancel()
         if self._pidfd >= 0:
@@ -205,7 +205,7 @@ class WorkerHandle:
         self.channel.close()
 
     def give_up(self) -> None:
-        """It was killed, and hangs where no signal reaches it: it counts as gone, and ends when it is let go."""
+        """Count a killed worker that hangs in the driver as ended; its process ends when the driver returns."""
         self._gone()
 
     def kill(self) -> None:
@@ -220,14 +220,14 @@ class WorkerHandle:
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
                 on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
                 warm: WarmWorkers | None = None, boxes: Boxes | None = None) -> WorkerHandle:
-    """Start a worker process, or take a warm one, and connect to it. ``boxes``: None: those that need nothing.
+    """Start a worker process, or take a warm one, and connect to it. ``boxes``: None: those of :func:`basic`.
 
     Raises :class:`TimedOut` with the end of its log.
     """
     boxes = boxes or basic(directory)
     folder = worker_folder(directory, session)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ended_mark.clear(folder)  # of an earlier program of that name
+    ended_mark.clear(folder)  # marks of an earlier program of that name
     link, log_path = folder / str(epoch), folder / "worker.log"
     found = None
     if warm is not None:
@@ -241,16 +241,16 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
              *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path), home
     process, home = found
     try:
-        # A worker that is on its way out listens at its own home: nobody reaches it instead of the new one.
+        # An ending worker listens in its own home: it is never reached in place of the new one.
         homes.link(home, folder, epoch)
         channel = await _connect(home, process)
     except RgpuError as error:
         process.kill()
         boxes.release(home)
-        link.unlink(missing_ok=True)  # a folder with a link counts as that of a worker, and stays
+        link.unlink(missing_ok=True)  # a folder with a link counts as that of a worker, and would be kept
         raise TimedOut(f"the worker of {session} did not start: {error.message}; its log ends: "
                        f"{_tail(log_path)}") from error
-    except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
+    except BaseException:  # the daemon stops meanwhile: no other code has this process on record
         process.kill()
         boxes.release(home)
         link.unlink(missing_ok=True)
@@ -261,7 +261,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
 
 
 def common_options(directory: Path, log_level: str, module_cache_size: int, memory: int = 0) -> tuple[str, ...]:
-    """Arguments that every worker of a node has. ``memory``: bytes of the host's; 0: no bound."""
+    """Arguments of every worker of a node. ``memory``: bound on host memory in bytes; 0: none."""
     return ("--host", directory.name, "--log-level", log_level, "--module-cache", str(directory / "modules"),
             "--module-cache-size", str(module_cache_size), "--host-memory", str(memory))
 
@@ -280,13 +280,13 @@ async def _connect(home: Home, process: subprocess.Popen[bytes]) -> Channel:
 
 
 async def adopt(directory: Path, on_event: OnEvent, boxes: Boxes | None = None) -> list[WorkerHandle]:
-    """Connect to every worker that an earlier daemon of this node left running, and clear what others left behind."""
+    """Connect to every worker that an earlier daemon of this node left running, and remove the remains of others."""
     boxes = boxes or basic(directory)
     found = []
     for path in sorted((directory / "workers").glob("*/*")):
         if path.is_symlink():
             home: Home | None = Home(path.resolve())
-        elif path.suffix == ".sock":  # of a worker of the previous version
+        elif path.suffix == ".sock":  # the socket of a worker of the previous version
             home = None
         else:
             continue
@@ -298,7 +298,7 @@ async def adopt(directory: Path, on_event: OnEvent, boxes: Boxes | None = None) 
 
 
 async def _adopt(path: Path, home: Home | None, on_event: OnEvent, boxes: Boxes) -> WorkerHandle | None:
-    """One worker that was left running; None where nobody listens, or it does not answer and is ended."""
+    """Connect to a worker that was left running; None where none listens, or it does not answer and is killed."""
     socket = path if home is None else home.socket
     position = position_page.beside(socket)
     try:
@@ -320,7 +320,7 @@ async def _adopt(path: Path, home: Home | None, on_event: OnEvent, boxes: Boxes)
 
 
 async def _clear(directory: Path, held: set[Home | None], boxes: Boxes) -> None:
-    """End warm workers of a daemon that has gone, and take down what dead workers left."""
+    """End warm workers of a daemon that has ended, and remove what dead workers left."""
     for home in homes.all_of(directory):
         if home in held:
             continue

@@ -1,9 +1,9 @@
-"""The folders of a node's workers: one for each process, its own and nobody else's.
+"""The folders of a node's workers: one for each process, not shared with others.
 
 ``homes/ID`` holds the socket (``w.sock``), the position page, the mark of an ended program and temporary files.
-``homes/ID.token`` is what a daemon of this node proves itself with on that socket: the folder's worker was told it
+``homes/ID.token`` authenticates a daemon of this node on that socket: the folder's worker was given the token
 when it was started, and no worker can read the file. ``workers/SESSION/EPOCH`` is a link to the home of the worker
-that has the session; a warm worker has a home and no link yet.
+that serves the session; a warm worker has a home and no link yet.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Home:
 
     @property
     def name(self) -> str:
-        """What it is called; other things of the same worker bear the name, too."""
+        """The home's name, which the worker's control group bears, too."""
         return self.path.name
 
     @property
     def socket(self) -> Path:
-        """Where the worker listens."""
+        """The socket at which the worker listens."""
         return self.path / SOCKET
 
     def token(self) -> str:
-        """What the daemon says first; empty for a worker that was started without one."""
+        """The token that the daemon sends first; empty for a worker that was started without one."""
         try:
             return self._token.read_text()
         except OSError:
@@ -52,7 +52,7 @@ class Home:
         return self.path.with_suffix(".token")
 
     def clear(self) -> None:
-        """Remove it; the mark of an ended program stays until the leader was told (:mod:`rgpu.server.ended_mark`)."""
+        """Remove the folder; an ended program's mark stays until it is reported (:mod:`rgpu.server.ended_mark`)."""
         self._token.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             for path in list(self.path.iterdir()):
@@ -79,7 +79,7 @@ def make(directory: Path) -> Home:
 
 
 def reach(home: Home, timeout: float) -> Channel:
-    """Connect to the worker of a home, and prove to be its daemon. Raises :class:`TimedOut`, :class:`LinkError`."""
+    """Connect to the worker of a home, and authenticate as its daemon. Raises :class:`TimedOut`, :class:`LinkError`."""
     channel = connect(home.socket, timeout)
     if token := home.token():
         channel.send({"do": "hello", "token": token})
@@ -92,7 +92,7 @@ def all_of(directory: Path) -> list[Home]:
 
 
 def link(home: Home, session_folder: Path, epoch: int) -> Path:
-    """Give the session's folder the worker's home at ``epoch``; the link, in place of an earlier one of that epoch."""
+    """Link the home into the session's folder at ``epoch``, in place of an earlier link; return the link."""
     name = session_folder / str(epoch)
     fresh = session_folder / f".{epoch}.{home.name}"
     os.symlink(os.path.relpath(home.path, session_folder), fresh)
@@ -115,7 +115,7 @@ def forget_old(workers: Path, keep: int = KEPT_LOGS) -> None:
 
 
 def prune(session_folder: Path) -> None:
-    """Remove a session's links whose homes have gone."""
+    """Remove a session's links whose homes no longer exist."""
     for path in session_folder.glob("*"):
         if path.is_symlink() and not path.exists():
             path.unlink(missing_ok=True)

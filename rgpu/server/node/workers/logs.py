@@ -13,7 +13,7 @@ from typing import Any
 from rgpu.server.node.workers.handles import worker_folder
 from rgpu.session.errors import NotFound
 
-LOG_LIMIT = 4 << 20  #: bytes of a worker's log; then it becomes the older half, of which the newest end is kept
+LOG_LIMIT = 4 << 20  #: bytes of a worker's log; beyond that its newest end is moved to the older half
 LOOK_SECONDS = 2.0  #: between two looks while a log grows
 QUIET_SECONDS = 10.0  #: and while none does
 
@@ -33,7 +33,7 @@ class WorkerLogs:
             text = _tail(path, wanted)
         except OSError as error:
             raise NotFound(f"no log of {session} is on {self.host}", session=session) from error
-        if len(text) < wanted:  # it may have begun anew a moment ago
+        if len(text) < wanted:  # the log may just have been rotated
             with contextlib.suppress(OSError):
                 text = _tail(path.with_suffix(".log.1"), wanted - len(text)) + text
         return {"host": self.host, "lines": text.splitlines()[-lines:]}
@@ -46,10 +46,10 @@ class WorkerLogs:
             await asyncio.sleep(QUIET_SECONDS if sizes == before else LOOK_SECONDS)
 
     def rotate(self) -> dict[Path, int]:
-        """Where a log is over :data:`LOG_LIMIT`, its newest end goes to ``worker.log.1``, and it begins anew.
+        """Move the newest end of each log above :data:`LOG_LIMIT` to ``worker.log.1``, and empty the log.
 
-        Gives the logs' sizes. A worker has the file open for appending, so that what it writes next stands at the new
-        beginning; a line written in between can be lost.
+        Returns the logs' sizes in bytes. A worker has the file open for appending, so its next line is written at the
+        new beginning; a line written in between can be lost.
         """
         sizes = {}
         for path in (self.directory / "workers").glob("*/worker.log"):

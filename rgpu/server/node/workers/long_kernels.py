@@ -1,7 +1,7 @@
 """``rgpu pool set max-kernel-seconds``: a session whose kernel runs longer is ended, alone, with a reason.
 
-Off unless an operator sets it. The node looks: a worker says for how long its oldest unfinished work has been the same
-kernel (:class:`rgpu.server.stalling.OldestKernel`); a worker of the previous version does not, and is left alone.
+Off unless an operator sets it. The node polls its workers: a worker reports for how long its oldest unfinished work has
+been the same kernel (:class:`rgpu.server.stalling.OldestKernel`); one of the previous version does not, and is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def too_long(seconds: float, what: str, most: int) -> str:
 
 
 class LongKernels:
-    """``running``: workers of this node; ``limit``: the pool's setting, s; ``end``: (session, reason) ends it."""
+    """``running``: workers of this node; ``limit``: the pool's setting, s; ``end(session, reason)`` ends a session."""
 
     def __init__(self, running: Callable[[], Sequence[Handle]], limit: Callable[[], Awaitable[int]],
                  end: Callable[[str, str], Awaitable[Any]]) -> None:
@@ -38,7 +38,7 @@ class LongKernels:
         self._most = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Check the workers until cancelled."""
         looked = 0.0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -47,7 +47,7 @@ class LongKernels:
                 looked = now
                 try:
                     self._most = await self._limit()
-                except RgpuError as error:  # the registry is away: what was known holds
+                except RgpuError as error:  # the registry is unreachable: the last known limit holds
                     log.debug("the limit of kernels is not known anew", reason=error.message)
             if self._most:
                 await asyncio.gather(*map(self._look, self._running()))

@@ -1,8 +1,8 @@
-"""Walls in which a device was seen to work, kept for a node's next start on the same boot of the same host.
+"""Walls behind which a device was seen to work, kept for a node's next start on the same boot of the same host.
 
 Examining a device takes seconds on a busy GPU, and a daemon that starts again must reach its workers before its lease
-ends (DESIGN, "What each failure does"). What is kept holds for one boot, driver, package and set of walls only; what is
-damaged or foreign is left out, and the device is examined anew.
+ends (DESIGN, "What each failure does"). An entry is valid for one boot, driver, package and set of walls only; damaged
+or other entries are ignored, and the device is examined anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def circumstances(walls: Sequence[str]) -> dict[str, Any]:
-    """Return what the outcome of an examination depends on. ``walls``: names of those that were asked for."""
+    """Return what the result of an examination depends on. ``walls``: names of the requested ones."""
     try:
         driver = _DRIVER.read_text()
     except OSError:
@@ -32,8 +32,7 @@ def circumstances(walls: Sequence[str]) -> dict[str, Any]:
 
 
 def recall(directory: Path, device: str, walls: Sequence[str]) -> list[str] | None:
-    """Return the names of the walls in which ``device`` worked; None where that is not known for these circumstances.
-    """
+    """Return the names of the walls behind which ``device`` worked; None where unknown for these circumstances."""
     kept = _read(directory).get(device)
     if not isinstance(kept, dict) or kept.get("circumstances") != circumstances(walls):
         return None
@@ -42,7 +41,7 @@ def recall(directory: Path, device: str, walls: Sequence[str]) -> list[str] | No
 
 
 def keep(directory: Path, device: str, walls: Sequence[str], stood: Sequence[str]) -> None:
-    """Write down that ``device`` worked with ``stood`` of ``walls``. A disk that does not take it changes nothing."""
+    """Record that ``device`` worked with ``stood`` of ``walls``. Disk errors are not raised."""
     found = {**_read(directory), device: {"circumstances": circumstances(walls), "stood": list(stood)}}
     try:
         write_file(directory / NAME, json.dumps(found).encode(), mode=0o600, replace=True)

@@ -1,4 +1,4 @@
-"""Workers of a node, made as its options say."""
+"""Starting of a node's workers with the node's options."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TAG_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class WorkerStarter:
-    """``directory``: the node's own. ``on_event`` hears what the workers say. ``module_cache_size``: bytes.
+    """``directory``: the node's own. ``on_event`` receives the workers' events. ``module_cache_size``: bytes.
 
-    ``boxes``: what stands around each; None: what needs nothing. ``tag``: of the user that a session belongs to, whose
-    file of ``derived`` its workers get.
+    ``boxes``: the walls around each; None: the basic ones. ``tag``: reads the tag of a session's user, whose
+    file of ``derived`` its workers are given.
     """
 
     directory: Path
@@ -40,7 +40,7 @@ class WorkerStarter:
     tag: Callable[[str], Awaitable[str]] | None = None
 
     async def start(self, session: str, *, epoch: int, device: str, quota: int, state: str) -> WorkerHandle:
-        """A worker process for the session, or a warm one that becomes it.
+        """Start a worker process for the session, or assign a warm one.
 
         ``device``: several joined by ``+``; ``quota``: bytes of each; ``state``: empty or incoming. Raises
         :class:`TimedOut` with the end of its log.
@@ -57,7 +57,7 @@ class WorkerStarter:
         return handle
 
     async def _tag(self, session: str) -> str | None:
-        """Found out while the worker starts; None: not known soon."""
+        """The tag of the session's user, read while the worker starts; None: not known soon enough."""
         if self.derived is None or self.tag is None:
             return None
         try:
@@ -68,7 +68,7 @@ class WorkerStarter:
             return None
 
     async def _give_derived(self, session: str, handle: WorkerHandle, tag: str | None) -> None:
-        """Before it rebuilds anything. Without the file a worker makes everything anew."""
+        """Give the worker its user's file, before it rebuilds anything. Without the file it makes everything anew."""
         descriptor = None if self.derived is None or tag is None else self.derived.open(tag)
         try:
             if descriptor is not None:

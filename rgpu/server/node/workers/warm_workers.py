@@ -1,10 +1,10 @@
-"""A node's warm workers: started ahead, so that a session that begins, comes or comes back pays no fixed costs.
+"""A node's warm workers: started ahead, so that a session that begins, moves here or is restored pays no fixed costs.
 
-For each healthy device some processes stand ready (:mod:`.warm_stock` says how many): Python and the device
+For each healthy device some processes are kept ready (:mod:`.warm_pool_size` computes how many): Python and the device
 loaded, context made, our own modules in it, pinned rings allocated. One that is
-taken is replaced, at once where there are processors to spare, one that dies a moment
-later, and only while the device has room for it. Nothing depends on them, and nobody waits for one that is slow:
-without one a worker is started as ever.
+taken is replaced, at once where processors are idle; one that died is replaced a moment
+later, and only while the device has memory for it. They are optional, and no session waits for a slow one:
+without a warm worker a new one is started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 
 from rgpu.link.local.packets import Channel
-from rgpu.server.node.workers import homes, warm_stock
+from rgpu.server.node.workers import homes, warm_pool_size
 from rgpu.server.node.workers.homes import Home, reach
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import Assignment
@@ -33,18 +33,18 @@ from rgpu.session.errors import RgpuError
 log = structlog.get_logger(__name__)
 
 START_SECONDS = 60.0
-SOON_SECONDS = 10.0  #: that a session waits for one that is being started; one that takes longer holds up nobody
-SLOW = 2.0  #: likewise, times what the last one took to start
-BUSY_SECONDS = 1.0  #: between two looks at processors that are not idle
-PATIENCE_SECONDS = 15.0  #: after which one that was asked for by number is started on a busy host, too
+SOON_SECONDS = 10.0  #: that a session waits for a warm worker that is being started
+SLOW = 2.0  #: likewise, as a multiple of the last one's start time
+BUSY_SECONDS = 1.0  #: between two checks for idle processors
+PATIENCE_SECONDS = 15.0  #: after which a worker requested by number is started on a busy host, too
 STARTS = 4  #: at a time, of all devices
-END_SECONDS = 3.0  #: that one which gives way may take to go
-#: For so long after some gave way none is started beyond a device's first: the session takes the memory meanwhile.
+END_SECONDS = 3.0  #: that a worker which gives way may take to end
+#: After some gave way, no warm worker beyond a device's first is started for this time: the session takes the memory.
 AWAY_SECONDS = 10.0
-#: After one was taken, where there are no more than :data:`FEW` processors: its session begins and needs them.
+#: Delay after one was taken, on at most :data:`FEW` processors: its session begins and needs them.
 REPLACE_SECONDS = 1.0
 FEW = 4
-RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: after one that did not start, or died
+RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: delays after one that did not start, or died
 
 #: (arguments behind the module's name, the worker's folder, log file) → the process
 Spawn = Callable[[list[str], Home, Path], subprocess.Popen[bytes]]
@@ -63,29 +63,29 @@ class WarmWorkers:
 
     def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, release: Callable[[Home], None],
                  room: Callable[[str], int], options: tuple[str, ...] = ()) -> None:
-        """``wanted``: for each device, or :data:`warm_stock.AUTO`. ``room(device)``: bytes of it that are free.
+        """``wanted``: for each device, or :data:`warm_pool_size.AUTO`. ``room(device)``: bytes of it that are free.
 
         ``options``: of each worker.
 
-        ``release``: takes down what was made for one that ended without a session.
+        ``release``: removes what was made for one that ended without a session.
         """
         self._directory, self._folder, self._release = directory, directory / "spares", release
         self._wanted, self._spawn, self._room, self._options = wanted, spawn, room, options
         self._ready: dict[str, list[_WarmWorker]] = {}
         self._starting: dict[str, int] = {}
         self._failures: dict[str, int] = {}
-        self._begun: dict[str, int] = {}  #: processes that are on their way
-        self._making: dict[str, list[subprocess.Popen[bytes]]] = {}  #: the same, once they exist
+        self._begun: dict[str, int] = {}  #: number of starts under way
+        self._making: dict[str, list[subprocess.Popen[bytes]]] = {}  #: processes of these starts, once they exist
         self._away: dict[str, float] = {}  #: until when none is started beyond the first
-        self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
-        self._patience: dict[str, float] = {}  #: seconds that one which is on its way is waited for
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: sessions that wait for the next one
+        self._patience: dict[str, float] = {}  #: seconds that a starting one is waited for
         self._stocking: asyncio.Task[None] | None = None
-        # Their starts block threads for seconds: not those that everything else uses.
+        # Starts block threads for seconds: not those of the loop's common pool.
         self._threads = ThreadPoolExecutor(STARTS, "warm-start")
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.used = 0  #: sessions that got one
-        self.missed = 0  #: and those for which none was ready
+        self.used = 0  #: sessions that got a warm worker
+        self.missed = 0  #: sessions for which none was ready
 
     def start(self, devices: list[str]) -> None:
         """Begin to keep warm workers for these devices."""
@@ -98,18 +98,18 @@ class WarmWorkers:
             self._fill(device)
 
     def ready(self, device: str) -> int:
-        """Warm workers that stand ready."""
+        """The number of ready warm workers of the device."""
         return len(self._ready.get(device, ()))
 
     def memory(self, device: str) -> int:
         """Bytes of the device that warm workers take from sessions.
 
-        The first of a device counts for nothing: the next session takes it, and would need as much by itself.
+        The first of a device is not counted: the next session takes it, and would need as much by itself.
         """
         if not device.startswith("cuda"):
             return 0
-        starting = 0 if self._is_away(device) else self._starting.get(device, 0)  # those end before they are ready
-        return warm_stock.CONTEXT_MEMORY * max(0, self.ready(device) + starting - 1)
+        starting = 0 if self._is_away(device) else self._starting.get(device, 0)  # starting ones are ended
+        return warm_pool_size.CONTEXT_MEMORY * max(0, self.ready(device) + starting - 1)
 
     def pids(self) -> list[int]:
         """Process ids of the workers that are ready."""
@@ -117,7 +117,7 @@ class WarmWorkers:
 
     async def become(self, device: str, assignment: Assignment, log_path: Path
                      ) -> tuple[subprocess.Popen[bytes], Home] | None:
-        """A warm worker as the session's worker, logging to ``log_path``; None when there is none to be had."""
+        """Make a warm worker the session's worker, logging to ``log_path``; None when none is available."""
         for again in (True, False):
             found = await self._take(device, assignment, log_path)
             if found is not None:
@@ -128,9 +128,9 @@ class WarmWorkers:
         return None
 
     async def _soon(self, device: str) -> bool:
-        """Wait for one that is being started: it is ahead of any that would be started now.
+        """Wait for a warm worker that is being started: it is ready before one that would be started now.
 
-        False: none is, each is waited for by somebody, or it is slow.
+        False: none is being started, each is waited for by another session, or it is slow.
         """
         waiters = self._waiters.setdefault(device, [])
         if self._begun.get(device, 0) <= len(waiters):
@@ -166,7 +166,7 @@ class WarmWorkers:
         return None
 
     def close(self) -> None:
-        """End them all."""
+        """End all warm workers."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -178,19 +178,19 @@ class WarmWorkers:
             items.clear()
 
     async def give_way(self, device: str, bytes_wanted: int) -> None:
-        """A session needs so much of the device's memory: those beyond the first end, as many as have that."""
+        """End warm workers beyond the first, until ``bytes_wanted`` of the device's memory are free for a session."""
         ending: list[subprocess.Popen[bytes]] = []
         items = self._ready.get(device, [])
         ending += self._making.get(device, [])[0 if items else 1:]
         for process in ending:
             process.kill()
-        bytes_wanted -= len(ending) * warm_stock.CONTEXT_MEMORY
+        bytes_wanted -= len(ending) * warm_pool_size.CONTEXT_MEMORY
         while bytes_wanted > 0 and len(items) > 1:
             item = items.pop()
             self._unwatch(item)
             self._end(item)
             ending.append(item.process)
-            bytes_wanted -= warm_stock.CONTEXT_MEMORY
+            bytes_wanted -= warm_pool_size.CONTEXT_MEMORY
         self._away[device] = time.monotonic() + AWAY_SECONDS
         asyncio.get_running_loop().call_later(AWAY_SECONDS, self._fill, device)
         if ending:
@@ -202,7 +202,7 @@ class WarmWorkers:
 
     # -- keeping them -----------------------------------------------------------------
     def _fill(self, device: str, delay: float = 0.0) -> None:
-        """Start the device's first one after ``delay`` s, and the others when a processor is idle."""
+        """Start the device's first warm worker after ``delay`` s, and the others when a processor is idle."""
         if self._closed:
             return
         if not self._here(device):
@@ -221,25 +221,25 @@ class WarmWorkers:
         return task
 
     def _short(self) -> str | None:
-        """A device that has its first one, and fewer than it is to have; None: there is none."""
-        host = warm_stock.look_at_host(len(self._ready))
+        """A device with at least one warm worker, but fewer than wanted; None: there is none."""
+        host = warm_pool_size.look_at_host(len(self._ready))
         for device in self._ready:
             here = self._here(device)
             if self._is_away(device):
                 continue
-            if 0 < here < warm_stock.wanted(self._wanted, device, host, self._room(device), here) \
+            if 0 < here < warm_pool_size.wanted(self._wanted, device, host, self._room(device), here) \
                     and not self._failures.get(device):
                 return device
         return None
 
     async def _stock(self) -> None:
-        """One after the other, while processors are idle, until every device has what it is to have."""
+        """Start one after the other, while processors are idle, until every device has the wanted number."""
         waited = 0.0
         while (device := self._short()) is not None:
-            before = warm_stock.idle_ticks()
-            await asyncio.sleep(warm_stock.LOOK_SECONDS)
-            idle = warm_stock.idle_processors(before, warm_stock.idle_ticks(), warm_stock.LOOK_SECONDS)
-            if idle < warm_stock.IDLE and not (self._wanted > 0 and waited >= PATIENCE_SECONDS):
+            before = warm_pool_size.idle_ticks()
+            await asyncio.sleep(warm_pool_size.LOOK_SECONDS)
+            idle = warm_pool_size.idle_processors(before, warm_pool_size.idle_ticks(), warm_pool_size.LOOK_SECONDS)
+            if idle < warm_pool_size.IDLE and not (self._wanted > 0 and waited >= PATIENCE_SECONDS):
                 await asyncio.sleep(BUSY_SECONDS)
                 waited += BUSY_SECONDS
                 continue
@@ -260,7 +260,7 @@ class WarmWorkers:
 
     async def _start_now(self, device: str) -> None:
         try:
-            if device.startswith("cuda") and self._room(device) < warm_stock.CONTEXT_MEMORY:
+            if device.startswith("cuda") and self._room(device) < warm_pool_size.CONTEXT_MEMORY:
                 raise OSError("the device has no room for another context")
             began = time.monotonic()
             item = await self._make(device)
@@ -308,7 +308,7 @@ class WarmWorkers:
         return _WarmWorker(device, process, home, channel)
 
     def _gone(self, item: _WarmWorker) -> None:
-        """A warm worker says nothing while it waits: what can be read is its end."""
+        """Drop a warm worker that has ended: it sends nothing while it waits, so a readable socket means its end."""
         self._unwatch(item)
         self._end(item)
         if item in self._ready[item.device]:
@@ -326,12 +326,12 @@ class WarmWorkers:
 
 
 def replace_seconds(processors: int) -> float:
-    """How long the one that replaces a taken one waits before it starts, s."""
+    """Seconds before the replacement of a taken warm worker is started."""
     return 0.0 if processors > FEW else REPLACE_SECONDS
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait a moment for a killed process: its device's memory is free then."""
+    """Wait briefly for the end of a killed process: its device memory is free then."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""The worker's end of the data link to the agent. It knows the runtime, and no move."""
+"""The worker's end of the data link to the agent. It uses the runtime, and imports nothing of moves."""

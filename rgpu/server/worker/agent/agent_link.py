@@ -1,8 +1,8 @@
 """The worker's end of the data link to the agent: calls in; answers and watermarks out (:mod:`.answer_sender`).
 
-One thread receives and applies; one sends. With a native path a program that
-waits has sent nothing behind its call: then the receiving thread looks for the
-answer itself for a short time, and sends it, so that no thread has to be woken.
+One thread receives and applies; one sends. A program that waits for an answer has sent
+nothing behind its call: with a native path the receiving thread then polls for the
+answer for a short time and sends it itself, so that no thread has to be woken.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
 
-DRY_SECONDS = 0.02  #: without anything to read, after which an agent that ships has nothing left
+DRY_SECONDS = 0.02  #: time without anything to read after which a shipping agent has no calls left
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -66,7 +66,7 @@ class AgentLink:
 
     def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report,
                  modules: ModuleCache | None = None, host: HostMemory | None = None) -> None:
-        """``host``: what may be shared with an agent on this host; None: nothing."""
+        """Make the link. ``host``: memory that may be shared with an agent on this host; None: none."""
         self.connection = connection
         self.runtime = runtime
         self.report = report
@@ -74,14 +74,14 @@ class AgentLink:
         self._sender = AnswerSender(connection, runtime, self._lanes)
         self._stream = ModuleStream(modules, self._sender.send_raw)
         self._host = host
-        self._asked: Any = None  #: which host the agent says it is on
+        self._asked: Any = None  #: identity of the agent's host, from ATTACH
         self._door: Door | None = None
         self._printed: int | None = None  #: bytes of printed text that the agent has; None: it takes none
         #: Messages read ahead, in order: (type, body, the bytes of records that it stands for). The agent's journal
-        #: bounds what there can be: it ships nothing that it does not hold.
+        #: bounds their size: the agent ships no call that its journal does not hold.
         self._ahead: deque[tuple[int, Any, Any]] = deque()
         self._clocks = Clocks()
-        self._waited = runtime.waited  #: as the last PING came
+        self._waited = runtime.waited  #: when the last PING arrived
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
 
     def start(self) -> None:
@@ -124,10 +124,10 @@ class AgentLink:
                     if awaiting and fast is not None and not self._ahead and not self.connection.opener.pending:
                         answered = self._sender.answer_here(fast)
                 elif kind == PING:
-                    if not stream.waiting:  # else what it asks about was dropped; the agent asks again
+                    if not stream.waiting:  # else the calls ahead of it were dropped; the agent sends it again
                         self._pinged(Ping.unpack(body))
-                        # And how much of it is complete, which the agent may wait for to let go of shared memory:
-                        # what completed before its position was known is in no watermark yet.
+                        # A watermark follows, for which the agent may wait before it frees shared memory: calls that
+                        # completed before their position was known are in no watermark yet.
                         self._sender.progressed()
                 elif kind == ISSUED:
                     self._issued(Issued.unpack(body))
@@ -163,18 +163,18 @@ class AgentLink:
             self.report("detached", {"reason": reason, "link": id(self)})
 
     def _more(self) -> bool:
-        """Whether more has come, or comes within a moment."""
+        """Whether another message has arrived, or arrives within :data:`DRY_SECONDS`."""
         if self._ahead or self.connection.opener.pending:
             return True
         poller = select.poll()
         try:
             poller.register(self.connection.fileno(), select.POLLIN)
         except ValueError:
-            return True  # it was closed, which whoever receives will hear
+            return True  # it was closed: the next receive fails
         return bool(poller.poll(DRY_SECONDS * 1000))
 
     def _pinged(self, ping: Ping) -> None:
-        """Say how far it is, and take in how far the program is."""
+        """Answer with the worker's position, and note the program's."""
         runtime, distance = self.runtime, self.runtime.order.distance
         if ping.published is not None:
             distance.tell(ping.usual)
@@ -183,12 +183,12 @@ class AgentLink:
             return
         late = self._clocks.late(time.monotonic_ns(), ping.sent) / 1e9
         waited, self._waited = runtime.waited - self._waited, runtime.waited
-        if ping.stood or late - waited > GAP:  # waiting for the device, this side takes nothing
+        if ping.stood or late - waited > GAP:  # while it waits for the device, this side receives nothing
             runtime.stood_still("the program's agent" if ping.stood else "the link", max(late, GAP))
         runtime.order.feed(issue_order.Told(*runtime.reach(), ping.published, distance.usual, late))
 
     def _issued(self, issued: Issued) -> None:
-        """Calls follow: whether they come later than the program issued them."""
+        """Check whether the calls that follow arrive later than the program issued them."""
         order, late = self.runtime.order, self._clocks.late(time.monotonic_ns(), issued.sent)
         usual = order.distance.usual
         late_calls = (late + issued.sent - issued.since) / 1e9
@@ -198,18 +198,18 @@ class AgentLink:
             order.feed(issue_order.Told(*self.runtime.reach(), issued.published, usual, late / 1e9))
 
     def _read_already(self) -> list[Any]:
-        """Records that were read ahead and not fed yet."""
+        """Return the records that were read ahead and not fed yet."""
         return [data for _, _, data in self._ahead if data is not None]
 
     def _read_ahead(self, seconds: float) -> Any:
-        """Receive a message while a call waits; the records in it, to be looked at: they are fed later."""
+        """Receive a message while a call waits. Return its records, for inspection only: they are fed later."""
         try:
             kind, body = self.connection.recv(seconds)
         except TimedOut:
             return b""
         if kind == LANED:
             kind, body = self._lanes.message(body)
-        if kind == PRINTED:  # what the call waits for may be this
+        if kind == PRINTED:  # the call may wait for this message
             self._confirmed(body)
             return b""
         if kind not in (CALLS, CALLS_REF, CALLS_AT):
@@ -218,18 +218,18 @@ class AgentLink:
         parts = self._parts(kind, body)
         if not parts:
             self._give_back(body)
-            return b""  # it was dropped, and comes again
+            return b""  # it was dropped, and is sent again
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._ahead.append((kind, body, data))
         return data
 
     def _give_back(self, body: Any) -> None:
-        """The memory of a message that was fed or dropped, if it is the engine's."""
+        """Free the memory of a message that was fed or dropped, if it is the engine's."""
         if self.runtime.fast is not None and len(body) >= BULK - 1:
             self.runtime.fast.give(body)
 
     def _parts(self, kind: int, body: Any) -> tuple[Any, ...]:
-        """The bytes of records that a message brings or names; none where it is to be dropped."""
+        """Return the bytes of records that a message contains or names; none where it is to be dropped."""
         if kind != CALLS_AT:
             data = self._stream.take(kind, body)
             return () if data is None else (data,)
@@ -286,7 +286,7 @@ class AgentLink:
         self.report("attached", {"link": id(self)})
 
     def _invite(self) -> dict[str, Any]:
-        """What ATTACHED says about shared memory."""
+        """Return the fields of ATTACHED about lanes and shared memory."""
         if self._host is None:
             return self._lanes.offer()
         said: dict[str, Any] = {"worker": self._host.worker, **self._lanes.offer()}
@@ -308,11 +308,11 @@ class AgentLink:
         self.close()
 
     def notice(self, kind: str, **values: Any) -> None:
-        """Queue a word to the agent about the session: its kind (cut, moved, ended, …) and what belongs to it."""
+        """Queue a notice to the agent about the session: its kind (cut, moved, ended, …) and its values."""
         self._sender.notice(kind, **values)
 
     def close(self) -> None:
-        """Close the link; the session stays, for the next one."""
+        """Close the link; the session stays, for the next link."""
         self._sender.close()
         self.runtime.detach(self._sender.deliver)
         self.connection.close()
@@ -321,12 +321,14 @@ class AgentLink:
             self._door.close()
 
     def add_lane(self, connection: SealedConnection) -> None:
-        """A further connection of this attachment's agent. Raises :class:`RgpuError`; the caller then closes it."""
+        """Add a further connection of this attachment's agent. Raises :class:`RgpuError`; the caller then closes it."""
         self._lanes.add(connection)
 
 
 def _placements(rows: Any) -> dict[int, tuple[GlobalVariable, ...]]:
-    """Where variables stood, by the position of the load (docs/protocols/data.md, ATTACH); an older agent tells none.
+    """Return the addresses of variables by the position of the module's load (docs/protocols/data.md, ATTACH).
+
+    An older agent sends none.
 
     Raises :class:`Corrupt`.
     """

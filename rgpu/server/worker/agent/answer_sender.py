@@ -1,4 +1,4 @@
-"""What a worker sends its agent: answers, watermarks ahead of them, printed text, notices.
+"""The sending half of a worker's data link: answers, watermarks ahead of them, printed text, notices.
 
 One thread sends. Device threads only append to its queue, so a slow agent never holds up the device. A watermark is
 built when it is sent, so that many completions cost one message. With a native path the thread takes answers from it.
@@ -38,11 +38,11 @@ from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import RgpuError
 
 PIECE = 1 << 20  #: longest piece of an answer's payload in one frame
-WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer asks for
-SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
-SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before it leaves that to the others
-#: And, when it has sent one, for the program's next calls before it sleeps: that wake-up costs as much as all the rest
-#: of a short call. Not where the program, or its agent, may need the processor.
+WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer requires
+SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is sent a sign of life
+SPIN = 0.0003  #: seconds that the receiving thread polls for an answer before it leaves that to the other threads
+#: Seconds that it polls, after it sent one, for the program's next calls before it sleeps: that wake-up costs as much
+#: as all the rest of a short call. 0 where the program, or its agent, may need the processor.
 LOOK = 0.0002 if len(os.sched_getaffinity(0)) >= 4 else 0.0
 
 _LAST, _MORE, _AT = bytes([ANSWER, 0]), bytes([ANSWER, 1]), bytes([ANSWER_AT])  #: how a piece of an answer begins
@@ -54,15 +54,15 @@ class AnswerSender:
     """See the module docstring."""
 
     def __init__(self, connection: SealedConnection, runtime: SessionRuntime, lanes: LinkLanes) -> None:
-        self.area: DeviceArea | PlainArea | None = None  #: the program's side has mapped it
-        self.published = 0  #: calls up to there were published on connections before this one
+        self.area: DeviceArea | PlainArea | None = None  #: set once the program's side has mapped it
+        self.published = 0  #: calls up to this position were published on earlier connections
         self._connection, self._runtime, self._lanes = connection, runtime, lanes
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
         self._last_watermark: tuple[Any, ...] | None = None
         self._order = threading.Lock()  #: watermarks leave in the order in which they were made
-        self._answer = threading.Lock()  #: from an answer's first piece to its last: none of another stands between
+        self._answer = threading.Lock()  #: held from an answer's first piece to its last: pieces do not mix
         self._whole = True  #: the next watermark names every stream
         target = self._send if runtime.fast is None else self._send_fast
         self._thread = threading.Thread(target=target, name="agent-send", daemon=True)
@@ -101,7 +101,7 @@ class AnswerSender:
             self._runtime.fast.wake()
 
     def notice(self, kind: str, **values: Any) -> None:
-        """Queue a word about the session."""
+        """Queue a notice about the session."""
         self._put("raw", (NOTICE, _encode({"kind": kind, "epoch": self._runtime.epoch, **values})))
 
     def progressed(self) -> None:
@@ -111,7 +111,7 @@ class AnswerSender:
             self._put("progress", None)
 
     def _send(self) -> None:
-        due = 0.0  #: when a watermark that nobody waits for is to be sent; 0: none
+        due = 0.0  #: when a watermark that no answer requires is to be sent; 0: none
         try:
             while not self._closed.is_set():
                 try:
@@ -127,8 +127,8 @@ class AnswerSender:
                 if kind == "stop":
                     return
                 if kind == "answer":
-                    # First the watermark: a program that saw its wait return may free memory
-                    # without asking only if the shim knows by then that nothing is left running.
+                    # First the watermark: a program whose wait has returned may free memory without
+                    # a round trip only if the shim has read by then that nothing is left running.
                     self._send_watermark()
                     self._send_answer(*value)
                 elif kind == "raw":
@@ -139,10 +139,10 @@ class AnswerSender:
             self._closed.set()
 
     def _send_fast(self) -> None:
-        """The thread's loop with a native path: its answers and what Python queued."""
+        """Send the native path's answers and what Python queued: the thread's loop with a native path."""
         fast = self._runtime.fast
         assert fast is not None
-        within = False  # an answer
+        within = False  # an answer's pieces
         try:
             while not self._closed.is_set():
                 while not within and not self._queue.empty():
@@ -158,7 +158,7 @@ class AnswerSender:
                             self._send_answer(*value)
                 taken = fast.take(SIGN_OF_LIFE)
                 if isinstance(taken, Piece):
-                    within = False  # it lets go of the answer when it fails
+                    within = False  # it releases the answer's lock when it fails
                     self._send_piece(fast, taken)
                     within = taken.more
                 elif taken is Took.PROGRESS:
@@ -173,17 +173,17 @@ class AnswerSender:
                 self._answer.release()
 
     def _give_sign(self) -> None:
-        """Of life, where the agent's next step does not hang on our silence.
+        """Send a sign of life, but not where the agent has to act on silence.
 
-        While the session stands still for a move: if nobody ever tells this worker how the move ended, the agent has
-        to ask for the owner. In the middle of a frame that does not come on: its length may be damaged, and then the
-        agent has to attach anew.
+        No sign is sent while the session is paused for a move: if this worker is never informed how the move ended,
+        the agent has to look for the owner. Nor in the middle of a frame of which no more arrives: its length may be
+        damaged, and then the agent has to attach anew.
         """
         if not self._connection.stands() and not self._runtime.paused:
             self._connection.send(PONG, POSITION_LAYOUT.pack(0))
 
     def answer_here(self, fast: FastPath) -> bool:
-        """Look for the answer that the program waits for; True: it has one now, and most likely goes on.
+        """Poll for the answer that the program waits for. Return True if it was sent: more calls will likely follow.
 
         Called by the thread that receives.
         """
@@ -194,11 +194,11 @@ class AnswerSender:
         return answered
 
     def look_for_more(self, fast: FastPath) -> None:
-        """Look for the program's next calls without sleeping, behind an answer of :meth:`answer_here`."""
+        """Poll for the program's next calls without sleeping, after an answer of :meth:`answer_here`."""
         fast.look(LOOK, self._connection.fileno())
 
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
-        """One piece of an answer, before the first the watermark."""
+        """Send one piece of an answer, with a watermark ahead of the first piece."""
         if not piece.index:
             self._answer.acquire()
         last = True
@@ -229,16 +229,16 @@ class AnswerSender:
             release()
 
     def _before_an_answer(self, fast: FastPath) -> list[bytes]:
-        """First the watermark; printed text goes out at once."""
+        """Return the watermark that precedes an answer; printed text is sent at once."""
         body = self._watermark_body(fast)
         self._send_text()
         return [_WATERMARK + body] if body else []
 
     def _place(self, piece: Piece) -> bytes:
-        """The beginning of an ANSWER_AT for a piece that lies in the area; empty: it goes in a frame.
+        """Return the beginning of an ANSWER_AT for a piece that lies in the area; empty: it is sent in a frame.
 
-        Only for calls that were published on this connection: the record ``completed`` of an older one may be
-        on its way already, and with it the area's piece would be used again before it was read.
+        Only for calls that were published on this connection: the record ``completed`` of an older call may be
+        on its way already, and would make the area's piece reused before it was read.
         """
         area = self.area
         if not isinstance(area, DeviceArea) or piece.size < SMALLEST or piece.seq <= self.published:
@@ -281,9 +281,9 @@ class AnswerSender:
         self._connection.send(WATERMARK, body)
 
     def _send_text(self) -> None:
-        """What kernels printed, behind the look at what is complete and ahead of telling it.
+        """Send what kernels printed: after the watermark was read and before it is sent.
 
-        So the program has the text of all work that it knows to be complete.
+        So the program has the text of all work that was reported to it as complete.
         """
         for position, text in self._runtime.text.pieces(self):
             self._connection.send(TEXT, position.to_bytes(8, "little"), text)
@@ -309,7 +309,7 @@ class AnswerSender:
             at += PIECE
 
     def _send_part(self, *parts: Any) -> None:
-        """A piece of an answer, over a lane if it is long."""
+        """Send a piece of an answer, over a lane if it is long."""
         length = 1 + sum(map(len, parts))
         if not self._lanes.out or length < WORTH:
             self._connection.send(ANSWER, *parts)
@@ -320,4 +320,4 @@ class AnswerSender:
 
 
 def _nothing() -> None:
-    """It was given to somebody else to do."""
+    """Do nothing: the lane releases the piece."""

@@ -16,16 +16,16 @@ from rgpu.link.messages.data import LANE, LANE_KEY, LANED_BACK, MARK_LAYOUT
 from rgpu.server.fast_path import FastPath
 from rgpu.session.errors import Corrupt, Fenced, LinkError
 
-HELLO_SECONDS = 5.0  #: for the first message of a lane
-COME_SECONDS = 10.0  #: for lanes that the agent says it has opened
-GIVE_SECONDS = 60.0  #: that a lane may take for what it has, or to bring what is marked, before the link is given up
+HELLO_SECONDS = 5.0  #: limit for the first message of a lane
+COME_SECONDS = 10.0  #: limit for the arrival of lanes that the agent reports as opened
+GIVE_SECONDS = 60.0  #: limit for a lane to send what it holds, or to deliver a marked message; then the link is closed
 
 
 class LinkLanes:
-    """See the module docstring. ``fast``: puts what comes where the device takes it from."""
+    """See the module docstring. ``fast``: places received bytes where the device reads them."""
 
     def __init__(self, fast: FastPath | None, most: int | None = None) -> None:
-        """``most``: lanes that may be opened; by default what this side is told to have."""
+        """Open no lane yet. ``most``: lanes that may be opened; by default as this side is configured."""
         self._fast = fast
         self._most = lanes.wanted() if most is None else most
         self._key = secrets.token_bytes(LANE_KEY)
@@ -33,14 +33,14 @@ class LinkLanes:
         self._changed = threading.Condition()
         self._closed = False
         self._turn = 0
-        self.out: list[Lane] = []  #: that long answers may go over
+        self.out: list[Lane] = []  #: lanes that carry long answers
 
     def offer(self) -> dict[str, Any]:
-        """What ATTACHED says about lanes."""
+        """Return the fields of ATTACHED about lanes."""
         return {"lanes": {"key": self._key, "most": self._most}} if self._most else {}
 
     def add(self, connection: SealedConnection) -> None:
-        """One that the agent has opened. Raises :class:`Fenced`, :class:`Corrupt`, :class:`LinkError`."""
+        """Add a lane that the agent has opened. Raises :class:`Fenced`, :class:`Corrupt`, :class:`LinkError`."""
         kind, body = connection.recv(HELLO_SECONDS)
         try:
             said = msgspec.msgpack.decode(body)
@@ -59,7 +59,10 @@ class LinkLanes:
             self._changed.notify_all()
 
     def use(self, body: Any) -> None:
-        """The agent has opened so many. Raises :class:`Corrupt`, :class:`LinkError` if they do not come."""
+        """Use the lanes that the agent has opened: ``body`` is their number.
+
+        Raises :class:`Corrupt`, :class:`LinkError` if they do not arrive.
+        """
         count = int.from_bytes(body, "little")
         if len(body) != 1 or not 0 < count <= self._most:
             raise Corrupt(f"the agent says that it has {count} lanes", reason="lane")
@@ -70,19 +73,19 @@ class LinkLanes:
             self.out = [self._lanes[number] for number in range(count)]
 
     def message(self, body: Any, seconds: float | None = None) -> tuple[int, memoryview]:
-        """The message that a mark stands for. Raises :class:`Corrupt`, :class:`LinkError`, :class:`TimedOut`."""
+        """Return the message that a mark stands for. Raises :class:`Corrupt`, :class:`LinkError`, :class:`TimedOut`."""
         number, length = lanes.mark(body, len(self.out))
         return self.out[number].take(length, GIVE_SECONDS if seconds is None else seconds)
 
     def turn(self) -> tuple[int, Lane]:
-        """(number, lane) for the next long message; waits until it takes one. Raises :class:`LinkError`."""
+        """Return (number, lane) for the next long message; wait until the lane is ready. Raises :class:`LinkError`."""
         number = self._turn = (self._turn + 1) % len(self.out)
         lane = self.out[number]
         lane.wait_ready(GIVE_SECONDS)
         return number, lane
 
     def close(self) -> None:
-        """May be called more than once."""
+        """Close all lanes; may be called more than once."""
         with self._changed:
             self._closed = True
             found, self._lanes = list(self._lanes.values()), {}
@@ -92,11 +95,11 @@ class LinkLanes:
 
 
 def mark_back(number: int, length: int) -> bytes:
-    """The message that stands on the link for one of ``length`` bytes on that lane."""
+    """Return the mark on the link for a message of ``length`` bytes on lane ``number``."""
     return bytes([LANED_BACK]) + MARK_LAYOUT.pack(number, length)
 
 
 def _nothing(body: memoryview) -> None:
-    """Buffers of the lane's own go by themselves."""
+    """Do nothing: a lane's own buffers are freed by the collector."""
 
 

@@ -1,10 +1,10 @@
-"""The worker's end of the record stream: where the agent named a module binary, the node's cache puts it back in.
+"""The worker's end of the record stream: where the agent named a module binary, the node's cache provides its bytes.
 
-CALLS bring bytes, CALLS_REF a hash that stands for some. What the cache lacks
-is asked for with NEED; until the stream comes again from that place,
+CALLS contains bytes, CALLS_REF a hash in place of bytes. Bytes that the cache lacks
+are requested with NEED; until the stream is sent again from that offset,
 everything behind it is dropped, for the agent sends it again
-(docs/developers/links/data-link.md, "The data link"). The record reader behind this sees the same
-bytes either way, and checks the payload's checksum as ever.
+(docs/developers/links/data-link.md, "The data link"). The record reader that follows gets the same
+bytes either way, and checks the payload's checksum in both cases.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ModuleStream:
         self._cache = cache
         self._say = say
         self._expected = 0  #: stream offset of the next byte
-        self._came = 0.0  #: s that the node's cache took for what was named last
-        self._asked: float | None = None  #: when bytes were asked for that are not loaded yet
-        self.waiting = False  #: bytes were asked for: a PING is not to be answered, what came before it was dropped
+        self._came = 0.0  #: seconds that the node's cache took for the binary named last
+        self._asked: float | None = None  #: when bytes were requested that are not loaded yet
+        self.waiting = False  #: bytes were requested: a PING is not answered, since calls ahead of it were dropped
 
     def take(self, kind: int, body: Any) -> Any:
-        """The bytes that a CALLS or CALLS_REF stands for; None while they cannot be had.
+        """Return the bytes that a CALLS or CALLS_REF stands for; None while they are not available.
 
         Raises :class:`Corrupt` for a gap, or a message of impossible length.
         """
@@ -60,14 +60,17 @@ class ModuleStream:
         return data
 
     def take_placed(self, offset: int, length: int) -> bool:
-        """The next ``length`` bytes came another way; False when they are to be dropped. Raises :class:`Corrupt`."""
+        """Note that the next ``length`` bytes lie in shared memory. Return False when they are to be dropped.
+
+        Raises :class:`Corrupt`.
+        """
         if not self._follows(offset):
             return False
         self._expected += length
         return True
 
     def _follows(self, offset: int) -> bool:
-        """Whether the stream goes on at ``offset``; False: that was under way when the agent went back."""
+        """Whether the stream continues at ``offset``; False: the message was sent before the agent read NEED."""
         if offset > self._expected and self.waiting:
             return False
         if offset != self._expected:
@@ -86,15 +89,15 @@ class ModuleStream:
         return data if data is not None and len(data) == length else None
 
     def travelled(self) -> float:
-        """How long the module binary that is about to be loaded took to come here, s: from its mention by hash on.
+        """Return the seconds from the mention by hash of the module binary to be loaded next until it was here.
 
-        From the cache, or, where it was asked for, from the client. What came unasked counts as 0.
+        It was read from the cache or, where it was requested, from the client. A binary sent in full counts as 0.
         """
         since, self._asked, came, self._came = self._asked, None, self._came, 0.0
         return came if since is None else came + time.monotonic() - since
 
     def have(self, body: Any) -> None:
-        """HAVE: one byte for each hash, 1 where the node has it. Raises :class:`Corrupt`."""
+        """Answer HAVE with PRESENT: one byte for each hash, 1 where the node has it. Raises :class:`Corrupt`."""
         count, rest = divmod(len(body), DIGEST)
         if rest or not 0 < count <= ASK_AT_ONCE:
             raise Corrupt(f"a HAVE of {len(body)} bytes", reason="length")

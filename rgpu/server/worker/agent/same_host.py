@@ -1,13 +1,13 @@
 """Memory shared with an agent on this host: its bulk segments, mapped read-only, and an area for long answers.
 
-:class:`HostMemory` is the worker's, for its whole life; a :class:`Door` is one
-attachment's. What was mapped stays mapped when a connection ends, for the
-agent will most likely come back with the same memory.
+:class:`HostMemory` lives as long as the worker; a :class:`Door` as long as one
+attachment. Mapped memory stays mapped when a connection ends, for the
+agent will most likely reconnect with the same memory.
 
-Segments come from the program's side, so each descriptor is checked before it
+The program's side makes the segments, so each descriptor is checked before it
 is mapped (sealed against shrinking, allocated: reading it cannot kill the
 worker), and each place before it is read. Bytes may change while they are
-read; that harms nobody but the program that does it.
+read; that harms only the program that changes them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut
 
 log = structlog.get_logger(__name__)
 
-LARGEST = (1 << 34) + 64 * 1024  #: bytes of one memory
+LARGEST = (1 << 34) + 64 * 1024  #: bytes of one mapped memory, at most
 MOST = 256  #: memories mapped at one time
 AREA = int(os.environ.get("RGPU_ANSWER_AREA", 32 << 20))  #: bytes, where the device has none of its own
 ALIGNMENT = 64
-SWEEP = 5.0  #: seconds of silence after which an agent that came back has offered what it needs
+SWEEP = 5.0  #: seconds of silence after which a reconnected agent has offered all memory that it needs
 F_SEAL_FUTURE_WRITE = 0x0010
 
 
@@ -45,7 +45,7 @@ class Memory:
     """One memfd of the agent's, mapped. ``pinned``: None as long as that was not tried."""
 
     def __init__(self, identity: shared.Identity, fd: int) -> None:
-        """Raises :class:`OSError`."""
+        """Map it. Raises :class:`OSError`."""
         self.identity, self.size = identity, identity[2]
         memory = host_zone.shared(fd, self.size)
         self.address = ctypes.addressof(memory)
@@ -54,12 +54,12 @@ class Memory:
         self.wanted = True  #: the agent has not dropped it
 
     def close(self) -> None:
-        """The mapping goes with the last view: a device thread may still read."""
+        """Release the view; the mapping ends with the last view, since a device thread may still read."""
         self.view.release()
 
 
 class Area(Protocol):
-    """Where long answers lie. ``fd`` is for the agent to map."""
+    """Shared memory that holds long answers. ``fd`` is for the agent to map."""
 
     number: int
     size: int
@@ -67,13 +67,13 @@ class Area(Protocol):
 
 
 class DeviceArea:
-    """The fast path's own: answers are copied there from the device."""
+    """The fast path's own area: answers are copied there from the device."""
 
     def __init__(self, fd: int, address: int, size: int) -> None:
         self.number, self.fd, self.address, self.size = _number(), fd, address, size
 
     def offset(self, address: int, length: int) -> int | None:
-        """Offset in the area of memory of this process; None if it does not lie in the area."""
+        """Return the offset in the area of an address of this process; None if it does not lie in the area."""
         at = address - self.address
         return at if 0 <= at <= self.size - length else None
 
@@ -81,18 +81,18 @@ class DeviceArea:
 class PlainArea:
     """Area for a device whose answers are bytes: they are copied here. One thread places them.
 
-    The place of an answer is free again when the program has it: ``kept(seq)``
-    says whether it may still be on its way there.
+    The place of an answer is free again when the program has read it: ``kept(seq)``
+    returns whether it may still be on its way there.
     """
 
     def __init__(self, size: int, kept: Callable[[int], bool]) -> None:
-        """Raises :class:`OSError` where the memory cannot be had."""
+        """Allocate the area. Raises :class:`OSError` where there is not enough memory."""
         self.number, self.size, self._kept = _number(), size, kept
         self.fd = os.memfd_create("rgpu-answers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(self.fd, 0, size)
             self._map = mmap.mmap(self.fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            # From here on nobody makes a writable mapping of it: ours exists already.
+            # From here on no process can make a writable mapping of it: ours exists already.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, shared.SEALS | F_SEAL_FUTURE_WRITE)
         except OSError:
             os.close(self.fd)
@@ -101,7 +101,7 @@ class PlainArea:
         self._extents: list[tuple[int, int, int]] = []  #: (offset, end, seq), by offset
 
     def place(self, seq: int, data: Any) -> int | None:
-        """Copy an answer's payload: its offset; None: there is no room now, or nobody says when it is free again."""
+        """Copy an answer's payload into the area. Return its offset; None: no space is free, or ``seq`` is not kept."""
         if not self._kept(seq):
             return None
         size = len(data)
@@ -124,9 +124,9 @@ class HostMemory:
     """See the module docstring."""
 
     def __init__(self, fast: FastPath | None, kept: Callable[[int], bool], node: str = "") -> None:
-        """``kept``: as :class:`PlainArea` has it."""
+        """Map nothing yet. ``kept``: as :class:`PlainArea` takes it."""
         self._node = node
-        self.worker = secrets.token_hex(16)  #: this process' name, by which an agent knows it again
+        self.worker = secrets.token_hex(16)  #: random name of this process, by which an agent recognises it
         self._fast, self._kept = fast, kept
         self._lock = threading.Lock()
         self._memories: dict[shared.Identity, Memory] = {}
@@ -135,7 +135,7 @@ class HostMemory:
         self._area_failed = False
 
     def invite(self, host: Any) -> Door | str | None:
-        """Invite an agent on ``host``: a door, why there is none, or None for another host."""
+        """Return a door for an agent on ``host``, the reason why there is none, or None for another host."""
         if not host or host != shared.identity(self._node):
             return None
         try:
@@ -146,7 +146,7 @@ class HostMemory:
     # -- the area ----------------------------------------------------------------------------
     @property
     def area(self) -> DeviceArea | PlainArea | None:
-        """Made when an agent first comes; None where none can be had."""
+        """Area for long answers, made when the first agent attaches; None where there is not enough memory."""
         with self._lock:
             if self._area is None and not self._area_failed:
                 try:
@@ -164,20 +164,20 @@ class HostMemory:
 
     # -- segments -----------------------------------------------------------------------------
     def begin(self) -> None:
-        """An agent has come: what it does not offer again is not its any more."""
+        """Note that an agent has attached: memory that it does not offer again is dropped by :meth:`sweep`."""
         with self._lock:
             for memory in self._memories.values():
                 memory.wanted = False
 
     def sweep(self) -> None:
-        """It has had time to offer what it needs."""
+        """Drop the memory that the agent has not offered again."""
         with self._lock:
             left = [memory for memory in self._memories.values() if not memory.wanted]
         for memory in left:
             self.drop(memory)
 
     def map(self, fd: int, size: int) -> Memory:
-        """Map a memory, or find it mapped. Raises :class:`Corrupt`, :class:`OSError`."""
+        """Map a memory, or return it if it is mapped. Raises :class:`Corrupt`, :class:`OSError`."""
         identity = shared.check_sealed(fd, size, LARGEST)
         with self._lock:
             found = self._memories.get(identity)
@@ -189,7 +189,7 @@ class HostMemory:
             return found
 
     def drop(self, memory: Memory) -> None:
-        """The agent needs it no more: nothing that was placed in it is still being read."""
+        """Unmap a memory that the agent needs no more: nothing that was placed in it is still being read."""
         with self._lock:
             memory.wanted = False
             self._memories.pop(memory.identity, None)
@@ -199,7 +199,7 @@ class HostMemory:
         memory.close()
 
     def pin(self, wanted: Memory) -> None:
-        """Pin what can be pinned, if the device is idle: pinning waits for it. The applying thread's."""
+        """Pin what can be pinned, if the device is idle: pinning waits for it. For the applying thread only."""
         if self._fast is None or wanted.pinned is not None:
             return
         with self._lock:
@@ -217,10 +217,10 @@ class HostMemory:
 
 
 class Door:
-    """One attachment's way to hand memory over; its thread runs from :meth:`start` to :meth:`close`."""
+    """One attachment's memory channel; its thread runs from :meth:`start` to :meth:`close`."""
 
     def __init__(self, host: HostMemory) -> None:
-        """Raises :class:`LinkError` where no socket can be had."""
+        """Listen on a new socket. Raises :class:`LinkError` where none can be made."""
         self._host = host
         self.offer = shared.Offer.draw()
         self._listener = shared.listen(self.offer)
@@ -265,7 +265,7 @@ class Door:
         except RgpuError as error:
             log.warning("memory channel given up", error=error.code, reason=error.message)
             self.close()
-        except Exception:  # noqa: BLE001 - bulk goes in frames then
+        except Exception:  # noqa: BLE001 - bulk is then sent in frames
             log.exception("memory channel failed")
             self.close()
 
@@ -298,9 +298,9 @@ class Door:
 
     # -- the receiving thread's ----------------------------------------------------------------
     def place(self, body: Any) -> tuple[int, Any, memoryview]:
-        """A CALLS_AT: its offset in the stream, the bytes that come first, and the payload where it stands.
+        """Return a CALLS_AT's offset in the stream, its first bytes, and a view of its payload in shared memory.
 
-        Raises :class:`Corrupt` for a place that is not there.
+        Raises :class:`Corrupt` for a place that does not exist.
         """
         if len(body) < PLACE_LAYOUT.size:
             raise Corrupt(f"a place of {len(body)} bytes", reason="length")
@@ -314,7 +314,7 @@ class Door:
         return stream, body[PLACE_LAYOUT.size:], memory.view[offset:offset + length]
 
     def close(self) -> None:
-        """May be called more than once, from any thread."""
+        """Close the channel; may be called more than once, from any thread."""
         with self._lock:
             self._closed = True
             if self._channel is not None:

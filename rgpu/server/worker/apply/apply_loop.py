@@ -1,9 +1,9 @@
 """The loop that applies the journal: bytes of the record stream in, calls on the device out, in the journal's order.
 
-The device's path (:mod:`rgpu.server.apply_path`) takes the bytes, applies what it can, and hands the other records
-back; the loop obeys the journal's rules for those (:mod:`rgpu.session.journal.apply_order`), keeps the order of issue
-(:mod:`.ordering`), lets others have the session stand still between two records (:mod:`.boundary`), and gives what was
-applied to a tap (:mod:`.journal_tap`).
+The device's path (:mod:`rgpu.server.apply_path`) takes the bytes, applies the calls that it can, and hands the other
+records back. The loop applies these by the journal's rules (:mod:`rgpu.session.journal.apply_order`), keeps the order
+of issue (:mod:`.ordering`), lets other threads pause the session between two records (:mod:`.boundary`), and copies
+applied records to a tap (:mod:`.journal_tap`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 EVER = 2**63  #: a position that no session reaches
 
-LOOKED_AT = 1 << 20  #: bytes of calls behind a full queue in which the end of host functions is looked for
-FREE_STALL = 30.0  #: seconds without any completion after which a free in a replay goes before work that may need it
+LOOKED_AT = 1 << 20  #: bytes of calls behind a full queue that are searched for the end of host functions
+FREE_STALL = 30.0  #: seconds without any completion after which a free in a replay precedes work that may need it
 
-#: Reads on for so many seconds: the next bytes of the stream of records, kept to be fed later; none came: empty
+#: (seconds) Reads ahead: returns the next bytes of the stream of records, kept to be fed later; empty: none in time
 ReadAhead = Callable[[float], Any]
 
 
@@ -53,8 +53,8 @@ class ApplyLoop:
                  boundary: Boundary, text: SessionText, effects: NotedEffects) -> None:
         self.live = LiveObjects()
         self.gate = ApplyGate()
-        self.place: Place = Nowhere()  #: told how far the work is, for those who outlive us
-        self.tap: JournalTap | None = None  #: what is applied goes there too, for a replay elsewhere
+        self.place: Place = Nowhere()  #: receives the position, for processes that outlive this one
+        self.tap: JournalTap | None = None  #: receives a copy of applied records, for a replay elsewhere
         self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.open_functions: set[int] = set()  #: host functions that did not return yet
         self._device, self._path, self._executor, self._answers = device, path, executor, answers
@@ -62,10 +62,10 @@ class ApplyLoop:
         self._late = LateCalls(getattr(device, "host_gates", None), boundary, self._apply, self._read_on)
         executor.modules.digest = lambda seq: self.live.digest(seq)
         self.memory = 0  #: bytes of the session's devices, 0: not bounded
-        self._bugs = 0  #: argument errors that the path had told of
+        self._bugs = 0  #: argument errors that the path has reported
 
     def open_stream(self) -> Callable[[Any], int]:
-        """A connection's stream of records begins: returns :meth:`take`."""
+        """Begin a connection's stream of records. Return :meth:`take`."""
         self._path.reset()
         if self.tap is not None and not self._path.every_record:
             self.tap.stream_begins()
@@ -74,8 +74,8 @@ class ApplyLoop:
     def take(self, data: Any) -> int:
         """Apply the records in ``data``, bytes of the stream that are cut anywhere.
 
-        Returns how many awaited calls the path has under way. Raises :class:`Corrupt` for what is no record, or not
-        the next one, :class:`LinkError` where this thread has to go.
+        Returns how many awaited calls the path has under way. Raises :class:`Corrupt` for bytes that are no record, or
+        not the next one, :class:`LinkError` where this thread has to end.
         """
         view = memoryview(data).cast("B")
         if self._boundary.under_way:
@@ -97,7 +97,7 @@ class ApplyLoop:
             return awaiting
         finally:
             applied = self._path.applied
-            self.gate.position = applied  # what was given out and not applied comes again
+            self.gate.position = applied  # calls that were given out and not applied are sent again
             self.place.applied(applied)
             self._effects.fed()
             self._boundary.leave()
@@ -126,7 +126,7 @@ class ApplyLoop:
                 return fed.awaiting
 
     def _stand(self, fed: Fed, view: memoryview, at: int) -> None:
-        """Do what the path waits for before it goes on. ``at``: bytes of ``view`` that it has taken."""
+        """Do what the path waits for before it continues. ``at``: bytes of ``view`` that it has taken."""
         if fed.came is Came.WAITING:
             seq, call_id, stream, skip = fed.waiting
             self._order.wait(seq, call_id, stream, view[at:], skip, self._boundary.wait, self.read_ahead)
@@ -140,7 +140,7 @@ class ApplyLoop:
             self._boundary.enter()
 
     def _obey_all(self, record: Record, applied: int, view: memoryview, at: int) -> None:
-        """Do what the rules say for a record that was handed back behind position ``applied``."""
+        """Carry out the rules' commands for a record that was handed back behind position ``applied``."""
         self.gate.position = applied
         for command in self.gate.feed(record):
             if self._order.ordered and type(command) is Apply:
@@ -149,10 +149,10 @@ class ApplyLoop:
 
     # -- the tap ----------------------------------------------------------------------
     def _tap_unseen(self, view: memoryview, begin: int, end: int, record: Record | None) -> int:
-        """What the path applied itself goes to the tap; returns where a record begins that it handed back.
+        """Copy the records that the path applied itself to the tap. Return where a record begins that it handed back.
 
-        That one was not applied yet: a cut may come before it. Its first bytes may have come, and gone to the tap,
-        with the piece before.
+        That record was not applied yet: a consistent snapshot may be taken before it. Its first bytes may have been
+        received, and copied to the tap, with the piece before.
         """
         if self._path.every_record:
             return end
@@ -162,7 +162,7 @@ class ApplyLoop:
         return split
 
     def _tap_record(self, tap: JournalTap, fed: Fed, piece: memoryview) -> None:
-        """A record that was handed back has been applied, or had been before. ``piece``: its bytes of this piece."""
+        """Copy a record that was handed back and is applied to the tap. ``piece``: its bytes in this piece."""
         assert fed.record is not None
         if not self._path.every_record:
             tap.add(piece)
@@ -186,7 +186,7 @@ class ApplyLoop:
                 pass
 
     def _bounded(self, record: Record) -> bool:
-        """Whether the session may have what the call makes; else it is broken, and the call is not applied."""
+        """Whether the call keeps the session within its limits; else the session is broken, the call not applied."""
         kept = self._answers.retained
         why = session_limits.above(record.call_id, self.live.count, len(kept), kept.bytes, self.memory)
         if why:
@@ -219,10 +219,10 @@ class ApplyLoop:
 
     # -- waiting --------------------------------------------------------------------------
     def _make_room(self, fed: Fed, behind: memoryview) -> None:
-        """Wait until more may be given to the device.
+        """Wait until more may be submitted to the device.
 
-        What is under way may stand at a host function whose end lies behind: where nothing completes, that is looked
-        for.
+        Work under way may wait at a host function whose end lies further on in the stream: where nothing completes,
+        this looks for that end.
         """
         ahead: LookAhead | None = None
         seen = self._path.reached()
@@ -248,18 +248,18 @@ class ApplyLoop:
         device, answers = self._device, self._answers
         if not device.is_complete(seq):
             self._boundary.wait(lambda: device.wait_complete(seq, 0.05))
-        if seq in answers.unanswered:  # a free is done by what answers it, in another thread
+        if seq in answers.unanswered:  # a free is carried out by its answer's callback, in another thread
             self._boundary.wait(lambda: answers.wait(seq, 0.05))
         answers.observed(seq)
 
     def _wait_for_free(self, seq: int) -> bool:
-        """Wait for the work up to call ``seq``, as the program had (SEMANTICS 2, 21); whether all of it is complete.
+        """Wait for the work up to call ``seq``, as the program had (SEMANTICS 2, 21). Return whether all is complete.
 
-        With a host function open the program cannot have known all work to be complete: the memory was freed in a
-        stream's order, whose end stands in the journal, or when all up to a call before that function was. What stands
-        at or behind the function may need calls behind this one, so it is not waited for. Nor is work that seems to
-        wait for later calls (ordering.py), once nothing has completed for FREE_STALL seconds: memory that is
-        unmapped under a long kernel would end the session, so this is far longer than what ends the order.
+        With a host function open the program cannot have seen all work complete: the memory was freed in a
+        stream's order, whose end stands in the journal, or when all calls up to one before that function were
+        complete. Work at or behind the function may need calls behind this one, so it is not waited for. Nor is work
+        that seems to wait for later calls (ordering.py), once nothing has completed for FREE_STALL seconds: memory
+        that is unmapped under a long kernel would end the session, so this limit is far longer than the order's.
         """
         limit = min(seq, min(self.open_functions, default=EVER) - 1)
         seen, since = self._path.reached(), time.monotonic()
@@ -276,13 +276,13 @@ class ApplyLoop:
         return limit == seq and self._complete(seq)
 
     def _complete(self, seq: int) -> bool:
-        """Whether all work up to and with call ``seq`` is."""
+        """Whether all work up to and including call ``seq`` is complete."""
         return min(self._device.progress()[0], default=EVER) > seq
 
     def _text_taken(self) -> bool:
-        """Whether the program is not far behind any more with what kernels print; else wait for a moment.
+        """Whether the program is not far behind any more with printed text; else wait for a moment.
 
-        It says in messages how far it is: those are read meanwhile.
+        The program confirms text in messages, which are read meanwhile.
         """
         if not self._text.crowded:
             return True
@@ -291,7 +291,7 @@ class ApplyLoop:
         return False
 
     def _read_on(self, seconds: float) -> Any:
-        """Bytes of records that come within that time, to be fed later; where nobody can read on it only passes."""
+        """Return the bytes of records that arrive within that time, to be fed later; without a link only wait."""
         if self.read_ahead is not None:
             return self.read_ahead(seconds)
         time.sleep(seconds)

@@ -1,7 +1,7 @@
-"""The boundary between two records, where the session can stand still: one thread applies, others pause it.
+"""The boundary between two records, where the session can be paused: one thread applies, others pause it.
 
-Between two records the applying thread looks whether it has to stand still, or to end; so a cut is always at a
-record's boundary. It waits there for the device, too, without holding up a cut.
+Between two records the applying thread checks whether it has to pause, or to end; so a snapshot is always at a
+record's boundary. It waits there for the device, too, without holding up a snapshot.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from rgpu.session.errors import LinkError, TimedOut
 
 
 class Boundary:
-    """See the module docstring. ``interrupt`` makes who applies look here soon, until told False as often."""
+    """See the module docstring.
+
+    ``interrupt(True)`` makes the applying thread check here soon, until ``interrupt(False)`` was called as often.
+    """
 
     def __init__(self, interrupt: Callable[[bool], None]) -> None:
-        self.under_way = False  #: a call of the driver goes on, beside the applying thread: this is no boundary
-        self.waited = 0.0  #: seconds that the applying thread waited here for work, or stood still
+        self.under_way = False  #: a driver call runs in another thread: this is no boundary
+        self.waited = 0.0  #: seconds that the applying thread waited here for work, or was paused
         self._interrupt = interrupt
         self._condition = threading.Condition()
         self._pauses = 0
-        self._paused_at = 0.0  #: the first of them
+        self._paused_at = 0.0  #: when the first of them began
         self._applying = False
         self._stopped = False
-        self._successors = 0  #: threads that want to apply instead
+        self._successors = 0  #: threads that wait to become the applying thread
         self._feeder = threading.Lock()  #: held by the thread that applies
 
     # -- the applying thread ------------------------------------------------------
     def enter(self) -> None:
-        """Records are applied from here on. Raises :class:`LinkError` where the thread has to go instead."""
+        """Apply records from here on. Raises :class:`LinkError` where the thread has to end instead."""
         with self._condition:
             self._condition.wait_for(lambda: self._pauses == 0 or self._sent_away())
             if self._pauses:
@@ -38,13 +41,13 @@ class Boundary:
             self._applying = True
 
     def leave(self) -> None:
-        """No record is being applied from here on."""
+        """Apply no record from here on."""
         with self._condition:
             self._applying = self.under_way
             self._condition.notify_all()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Call ``done`` until it is true, without holding up a cut. Raises :class:`LinkError` as :meth:`check`."""
+        """Call ``done`` until it is true, without holding up a snapshot. Raises :class:`LinkError` as :meth:`check`."""
         self.leave()
         began = time.monotonic()
         try:
@@ -55,7 +58,7 @@ class Boundary:
             self.waited += time.monotonic() - began
 
     def check(self) -> None:
-        """Raise :class:`LinkError` where the applying thread has to go."""
+        """Raise :class:`LinkError` where the applying thread has to end."""
         if self._sent_away():
             raise LinkError("another connection takes over, or the session ends here")
 
@@ -64,7 +67,7 @@ class Boundary:
 
     # -- which thread that is -----------------------------------------------------
     def take_over(self, seconds: float) -> None:
-        """Become the applying thread; one that still waits is sent away. Raises :class:`TimedOut`."""
+        """Become the applying thread; an earlier one that waits has to end. Raises :class:`TimedOut`."""
         self._successors += 1
         self._interrupt(True)
         try:
@@ -77,19 +80,19 @@ class Boundary:
             self._interrupt(False)
 
     def hand_back(self) -> None:
-        """The applying thread ends."""
+        """End the applying thread's turn."""
         self._feeder.release()
 
     def stop(self) -> None:
-        """Let a waiting applying thread go; nothing can be applied usefully after it."""
+        """End a waiting applying thread; nothing can be applied usefully after it."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
         self._interrupt(True)
 
-    # -- standing still -----------------------------------------------------------
+    # -- pauses -------------------------------------------------------------------
     def pause(self) -> None:
-        """Returns when no record is being applied; none will be until :meth:`resume`."""
+        """Pause: on return no record is being applied, and none will be until :meth:`resume`."""
         self._interrupt(True)
         with self._condition:
             self._paused_at = self._paused_at if self._pauses else time.monotonic()
@@ -97,25 +100,25 @@ class Boundary:
             self._condition.wait_for(lambda: not self._applying)
 
     def hold(self) -> None:
-        """Pause soon: at the next boundary, without waiting for it; the applying thread may say so itself."""
+        """Pause at the next boundary, without waiting for it; the applying thread itself may call this."""
         self._interrupt(True)
         with self._condition:
             self._paused_at = self._paused_at if self._pauses else time.monotonic()
             self._pauses += 1
 
     def stands(self, seconds: float) -> bool:
-        """Whether no record is being applied, and none will be, within that time."""
+        """Whether, within that time, no record is being applied and none will be."""
         with self._condition:
             return self._condition.wait_for(lambda: self._pauses > 0 and not self._applying, seconds)
 
     @property
     def paused(self) -> bool:
-        """Whether somebody has it stand still."""
+        """Whether a pause is in force."""
         return self._pauses > 0
 
     @property
     def stood(self) -> float:
-        """Seconds that it has been standing still so far."""
+        """Seconds since the present pause began."""
         return time.monotonic() - self._paused_at
 
     def resume(self) -> None:

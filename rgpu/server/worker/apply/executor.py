@@ -1,11 +1,11 @@
-"""Applies wire calls to a device, and tells what becomes of those that fail.
+"""Applies wire calls to a device, and decides how a call that fails is answered.
 
-The executor knows no sockets and no journal order: the worker (:mod:`rgpu.server.worker.main`) decides *when* a
+The executor has no sockets and no journal order: the worker (:mod:`rgpu.server.worker.main`) decides *when* a
 record is applied, the executor *what* it does: a method named like the wire call, which takes the decoded arguments,
 in one of the parts of :mod:`rgpu.server.worker.apply.calls`. Errors of a call are answered with the CUresult that the
-driver would give. An error in a call that nobody awaits is the shim's oversight (it checks arguments before it
+driver would give. An error in a call that is not awaited is a bug of the shim (it checks arguments before it
 publishes): it is logged as our bug and never made sticky (SEMANTICS 4), except where the device could not provide
-what the program was promised (memory, an object), which sticks.
+what the program was promised (memory, an object): that error is sticky.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Executor:
         self.broken = 0
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
-        self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
+        self.make_room: Callable[[], bool] = lambda: False  #: called when the device has no memory left: was any freed?
         self._answers = answers = Answers(answer)
         contexts = ContextCalls(device, answers)
         self.memory = MemoryCalls(device, answers)
@@ -62,7 +62,7 @@ class Executor:
         self.shares = SharingCalls(device, answers)
         self.communicators = CommunicatorCalls(device, answers)
         self.memory.freed, self.streams.event_gone = self.shares.freed, self.shares.event_gone
-        #: Told, in a replay, what this device does not give again: another one may, and the program's error it is not.
+        #: Called with what this device cannot provide again in a replay. Another may: it is no error of the program's.
         self.unfit: Callable[[str], None] = lambda why: None
         self.modules.misplaced = lambda why: None if self.textures.rebuilding else self.unfit(why)
         self._methods = methods((contexts, self.memory, self.modules, self.textures, self.streams,
@@ -95,7 +95,7 @@ class Executor:
             self.device.placed()
 
     def _call(self, name: str, record: Record, args: Any) -> None:
-        """Apply it; once more if the device was out of memory and somebody gave some back."""
+        """Apply it; once more if the device was out of memory and :attr:`make_room` freed some."""
         try:
             self._perform(name, record, args)
         except DeviceError as error:
@@ -124,7 +124,7 @@ class Executor:
         if call.answer is not Answer.ASYNC:
             self._answers.answer(record.seq, error.result, b"", None)
             inner = BY_ID.get(decoders.decode(call.id, record.args).call) if call.name == "timed" else None
-            if inner is None or inner.answer is not Answer.ASYNC:  # else nobody but a profiler is told
+            if inner is None or inner.answer is not Answer.ASYNC:  # else only a profiler gets the answer
                 return
             call = inner
         if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
@@ -140,7 +140,7 @@ class Executor:
                     result=error.result, reason=error.message)
 
     def give_up(self, record: Record, why: str) -> None:
-        """Do not apply a call by which the session would have more than it may: it is out of memory from here on."""
+        """Reject a call that would exceed the session's limits: the session is out of memory from here on."""
         if not self.broken:
             self.broken, self.broken_detail = CUDA_ERROR_OUT_OF_MEMORY, f"position {record.seq}: {why}"
             log.error("the session has more than it may", seq=record.seq, reason=why)
@@ -159,6 +159,6 @@ def methods(parts: Sequence[object]) -> dict[str, Callable[[Record, Any], None]]
     return found
 
 
-#: Calls that no one awaits but whose failure breaks a promise made to the program.
+#: Calls that are not awaited but whose failure breaks a promise made to the program.
 _PROMISED = frozenset({"memory_map", "memory_allocate", "host_allocate", "context_create", "stream_create",
                        "event_create", "graph_instantiate", "graph_exec_update", "texture_place"})

@@ -1,12 +1,12 @@
-"""The records that a worker has applied since a moment, as bytes, for a replay elsewhere.
+"""The records that a worker has applied since a position, as bytes, for a replay elsewhere.
 
-The applying thread appends what it has applied, in the form in which it came:
-pieces of the record stream, cut anywhere. Another thread takes them. Nothing
-stands in the tap that was not applied, but for the head of a record whose rest
-is still to come; so a replay of all of it is never ahead of the session.
-A *mark* stands between what was applied before it and after it.
+The applying thread appends what it has applied, in the form in which it arrived:
+pieces of the record stream, cut anywhere. Another thread takes them. The tap contains
+only applied records and perhaps the head of a record whose rest
+has not arrived; so a replay of all of it is never ahead of the session.
+A *mark* stands between the calls applied before it and after it.
 
-With a native fast path nobody but it knows where in the stream a record begins:
+With a native fast path only that path can tell where in the stream a record begins:
 then the tap begins with the next connection of the agent (*armed*, later
 *running*); the Python path begins at once.
 """
@@ -25,19 +25,19 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``fresh``: a connection's stream begins with it, and what was cut off before it is void."""
+    """A piece. ``fresh``: a connection's stream begins with it, and an incomplete record before it is void."""
 
     data: bytes
     fresh: bool
     applied_at: float  #: monotonic seconds
-    mark: bool = False  #: no part of the stream: what :meth:`JournalTap.mark` was given
+    mark: bool = False  #: no part of the stream: the bytes given to :meth:`JournalTap.mark`
 
 
 class JournalTap:
     """See the module docstring. One thread adds, one takes."""
 
     def __init__(self, *, armed: bool = False, limit: int = LIMIT) -> None:
-        self.bytes = 0  #: waiting
+        self.bytes = 0  #: bytes waiting to be taken
         self.taken = 0  #: bytes taken so far
         self.overflowed = False
         self._running = not armed
@@ -47,7 +47,7 @@ class JournalTap:
         self._condition = threading.Condition()
 
     def stream_begins(self) -> None:
-        """A connection's stream of records begins, with a whole record."""
+        """Note that a connection's stream of records begins, with a whole record."""
         with self._condition:
             self._running, self._fresh = True, True
             self._condition.notify_all()
@@ -58,7 +58,7 @@ class JournalTap:
             return self._condition.wait_for(lambda: self._running, seconds)
 
     def add(self, data: Any) -> None:
-        """What was just applied, in order."""
+        """Append the bytes that were just applied, in order."""
         if not len(data):
             return
         with self._condition:
@@ -82,7 +82,7 @@ class JournalTap:
             self._condition.notify_all()
 
     def mark(self, data: bytes) -> None:
-        """Something about the very moment behind all that was applied so far; the session must stand still."""
+        """Append a mark behind all that was applied so far; the session must be paused."""
         with self._condition:
             if self._running and not self.overflowed:
                 self._pieces.append(Piece(data, False, time.monotonic(), mark=True))
@@ -90,7 +90,7 @@ class JournalTap:
                 self._condition.notify_all()
 
     def take(self, seconds: float) -> Piece | None:
-        """The oldest piece; None when nothing came in time."""
+        """Return the oldest piece; None when there was none in time."""
         with self._condition:
             if not self._condition.wait_for(lambda: bool(self._pieces), seconds):
                 return None

@@ -14,7 +14,7 @@ Deliver = Callable[[int, int, bytes, Any], None]
 
 
 class KeptAnswers:
-    """See the module docstring. ``path`` keeps those of the calls that it applies itself. Thread-safe."""
+    """See the module docstring. ``path`` keeps the answers of calls that it applies itself. Thread-safe."""
 
     def __init__(self, path: ApplyPath) -> None:
         self.retained = RetainedAnswers()
@@ -26,17 +26,17 @@ class KeptAnswers:
 
     # -- the applying thread ------------------------------------------------------
     def expect(self, seq: int) -> None:
-        """An awaited call is about to be applied."""
+        """Note that an awaited call is about to be applied."""
         with self._lock:
             self.unanswered.add(seq)
 
     def wait(self, seq: int, seconds: float) -> bool:
-        """Whether the answer to a call has been made, within so many seconds."""
+        """Whether the answer to a call is made within ``seconds``."""
         with self._lock:
             return self._made.wait_for(lambda: seq not in self.unanswered, seconds)
 
     def observed(self, seq: int) -> None:
-        """The program has observed that call."""
+        """Note that the program has observed that call."""
         with self._lock:
             self.retained.observed(seq, seq in self.unanswered)
 
@@ -53,14 +53,14 @@ class KeptAnswers:
 
     # -- the agent's link -----------------------------------------------------------
     def attach(self, deliver: Deliver) -> list[tuple[int, int, bytes, bytes]]:
-        """Answers go to ``deliver`` from now on; returns those that were not yet observed."""
+        """Send answers to ``deliver`` from now on. Return those that were not yet observed."""
         with self._lock:
             self._deliver = deliver
             self._path.attach()
             return self.retained.unobserved()
 
     def detach(self, deliver: Deliver) -> None:
-        """Undo :meth:`attach`, unless somebody else is attached by now."""
+        """Undo :meth:`attach`, unless another link is attached by now."""
         with self._lock:
             if self._deliver == deliver:
                 self._deliver = None
@@ -68,13 +68,13 @@ class KeptAnswers:
 
     # -- the state --------------------------------------------------------------------
     def rows(self) -> list[list[Any]]:
-        """Every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
+        """Return every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
         payload.
         """
         return sorted(self.retained.as_list() + [list(row) for row in self._path.retained()])
 
     def replace(self, rows: list[Any]) -> list[int]:
-        """Hold what :meth:`rows` gave elsewhere, and nothing else; returns the calls that may still be observed.
+        """Hold the rows that :meth:`rows` returned elsewhere, and no others. Return the calls that may be observed yet.
 
         Raises :class:`Corrupt`.
         """

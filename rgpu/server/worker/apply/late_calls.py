@@ -1,8 +1,8 @@
-"""Calls for which the driver may wait, made while streams may stand at host functions (:mod:`.lookahead`).
+"""Calls in which the driver may wait for the device, made while streams may wait at host functions (:mod:`.lookahead`).
 
-Such a call is put off for a moment, while what was sent behind it is read ahead for the end of those functions. Then
-it is made in a thread of its own, and that goes on. A connection may end meanwhile: the call goes on, and the thread
-that applies next waits for it.
+Such a call is delayed for a moment, while the records sent behind it are searched for the end of those functions. Then
+it is made in a thread of its own, and the search goes on. A connection may end meanwhile: the call goes on, and the
+thread that applies next waits for it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class LateCalls:
 
     def __init__(self, gates: Gates | None, boundary: Boundary, apply: Callable[[Record], None],
                  read_ahead: Callable[[float], Any]) -> None:
-        """``gates``: the device's host functions; None: none of its streams ever stands at one.
+        """Make it. ``gates``: the device's host functions; None: none of its streams ever waits at one.
 
-        ``read_ahead(seconds)``: the next bytes of the stream of records that come within that time.
+        ``read_ahead(seconds)``: returns the next bytes of the stream of records that arrive within that time.
         """
         self._gates, self._boundary, self._apply, self._read_ahead = gates, boundary, apply, read_ahead
         self._under: Under | None = None  #: a call of the driver that did not return yet
 
     def concern(self) -> bool:
-        """Whether the driver may wait now, in a call of ``MAY_WAIT``, for a function that the program runs."""
+        """Whether the driver, in a call of ``MAY_WAIT``, may now wait for a function that the program runs."""
         return self._gates is not None and self._gates.held
 
     def apply(self, record: Record, behind: Any) -> None:
@@ -69,7 +69,7 @@ class LateCalls:
         under = self._under
         assert under is not None and self._gates is not None
         while not under.returned(0.002):
-            self._boundary.check()  # the call goes on: who applies next waits for it
+            self._boundary.check()  # the call goes on: the thread that applies next waits for it
             if self._gates.held:
                 self._look_ahead(scanner, 0.01)
         self._under = None

@@ -1,20 +1,20 @@
-"""Reading on while a call of the driver may wait for the device: host functions are let go in time.
+"""Reads ahead while a driver call may wait for the device, so that streams waiting at host functions go on.
 
-A stream that stands at a host function goes on at ``host_function_done``. Some
+A stream that waits at a host function goes on at ``host_function_done``. Some
 calls of the driver wait for the device (loading a module, registering or
 unregistering host memory; CUDA C++ Programming Guide, "Implicit
 Synchronization"), and while the applying thread is inside one, that record
-lies unread behind it: neither would ever end. So before such a call, with a
-host function open, what the agent has sent is read ahead and only *looked at*:
-a ``host_function_done`` in it lets its stream go at once (a word of memory is
+lies unread behind it: the two would wait for each other. So before such a call, with a
+host function open, the records that the agent has sent are read ahead and only *scanned*:
+a ``host_function_done`` among them releases its stream at once (a word of memory is
 written, no driver call is made). The records themselves are applied later, in
 their order; the flag is then set already, and nothing is done twice.
 
-What may run earlier by that is work that the program had given before, behind
-a function that has returned. What the program could have known to be complete
-by then was applied: it would have been awaited. In a replay that knowledge
-stands in the journal (``completed``), so the scan ends at an observation of
-the waiting call or of a later one: the first time, what stood in front of it
+This lets work run earlier that the program had submitted before, behind
+a function that has returned. All work that the program could have seen complete
+by then was applied: the program would have awaited it. In a replay these observations
+stand in the journal (``completed``), so the scan ends at an observation of
+the waiting call or of a later one: when the program ran, the calls in front of it
 had been applied before the function returned.
 """
 
@@ -30,20 +30,20 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD, padded
 
-#: Calls that the driver may answer only when the device has come to rest, or that take a lock others then hold.
+#: Calls that the driver may answer only when the device is idle, or that take a lock which such calls hold.
 MAY_WAIT = frozenset(BY_NAME[name].id for name in (
     "context_destroy", "context_limit", "memory_map", "memory_unmap", "memory_alias", "memory_unalias", "memory_move",
     "module_load", "function_load",
     "cluster_occupancy", "host_allocate", "host_free", "stream_destroy", "graph_instantiate", "graph_exec_update",
     "graph_exec_destroy", "array_create", "array_destroy", "texture_create", "texture_place", "texture_destroy"))
-PATIENCE = 0.5  #: seconds that such a call is put off for the program's functions; then it is made in a thread
-READS = 64  #: messages read ahead between two looks
+PATIENCE = 0.5  #: seconds that such a call is delayed for the program's functions; then it is made in a thread
+READS = 64  #: messages read ahead between two checks
 _DONE, _COMPLETED = BY_NAME["host_function_done"].id, BY_NAME["completed"].id
 _COVERED = 36  #: bytes of a header under its own checksum
 
 
 class Gates(Protocol):
-    """The host functions of a device at which a stream may stand."""
+    """The host functions of a device at which a stream may wait."""
 
     @property
     def held(self) -> bool:
@@ -53,9 +53,9 @@ class Gates(Protocol):
         """Whether the call is a host function that was not released."""
 
     def release(self, call: int) -> None:
-        """Let the stream go that stands, or will stand, at host function ``call``; unknown ones are ignored.
+        """Release the stream that waits, or will wait, at host function ``call``; unknown ones are ignored.
 
-        Makes no driver call and takes no lock that one is made under.
+        It makes no driver call and takes no lock that is held during one.
         """
 
 
@@ -63,8 +63,8 @@ class DoneScanner:
     """Finds ``host_function_done`` in a stream of records that begins with a whole one and is cut anywhere.
 
     ``position``: the call that waits. ``skip``: bytes in front of that record.
-    What it cannot make sense of ends the scan without a word: the reader that
-    applies the stream names the fault.
+    Bytes that it cannot decode end the scan without an error: the reader that
+    applies the stream reports the fault.
     """
 
     def __init__(self, position: int, skip: int = 0) -> None:
@@ -75,7 +75,7 @@ class DoneScanner:
         self.ended = False  #: nothing more will be found
 
     def feed(self, data: Any) -> list[int]:
-        """The host functions that ``data`` says have returned."""
+        """Return the host functions whose return is recorded in ``data``."""
         view, at = memoryview(data).cast("B"), 0
         found: list[int] = []
         while at < len(view) and not self.ended:
@@ -113,11 +113,11 @@ class DoneScanner:
 
 
 class LookAhead:
-    """Lets host functions go whose end stands behind a call that waits.
+    """Releases streams at host functions whose end stands behind a call that waits.
 
-    ``position``: that call. ``pieces``: what was read behind it already; ``skip``: bytes of it that come first.
-    ``read_ahead(seconds)``: the next bytes that come within that time, kept to be fed later; None: nobody can read on.
-    ``most``: bytes that are looked at.
+    ``position``: that call. ``pieces``: bytes read behind it already; ``skip``: bytes of the call at their beginning.
+    ``read_ahead(seconds)``: returns the next bytes that arrive within that time, kept to be fed later; None: no link.
+    ``most``: bytes that are scanned at most.
     """
 
     def __init__(self, gates: Gates, position: int, pieces: Iterable[Any], skip: int,
@@ -127,7 +127,7 @@ class LookAhead:
         self._pieces = pieces
 
     def look(self) -> bool:
-        """Look at what has come; returns whether the waiting call is known to be complete before a function's end."""
+        """Scan what has arrived. Return whether the scan ended, as where the journal has the waiting call complete."""
         for data in self._pieces:
             self._take(data)
         self._pieces = ()
@@ -147,7 +147,7 @@ class LookAhead:
 
 
 class Under:
-    """A call under way in a thread of its own."""
+    """A driver call that runs in a thread of its own."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
@@ -164,10 +164,10 @@ class Under:
             self._finished.set()
 
     def returned(self, seconds: float) -> bool:
-        """Whether it has, within so many seconds."""
+        """Whether the call returns within ``seconds``."""
         return self._finished.wait(seconds)
 
     def check(self) -> None:
-        """It has returned: raises what it raised."""
+        """Raise the exception of the call, which has returned, if it raised one."""
         if self._error is not None:
             raise self._error

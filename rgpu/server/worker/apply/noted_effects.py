@@ -1,4 +1,4 @@
-"""What is applied and answered, written down where a test asks for it (:mod:`rgpu.session.effects`)."""
+"""Writes applied and answered positions to a log where a test requests it (:mod:`rgpu.session.effects`)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class NotedEffects:
             self.log.applying(self.epoch, seq)
 
     def fed(self) -> None:
-        """What came is applied: write it."""
+        """Write the position that was reached."""
         if self.log is not None:
             self.log.reached(self.epoch, self._path.applied)
             self.log.flush()
 
     def answering(self, seq: int) -> None:
-        """The answer to that call is about to leave."""
+        """Note that the answer to that call is about to be sent."""
         if self.log is not None:
             self.log.reached(self.epoch, seq)
             self.log.note(Kind.ANSWERED, self.epoch, seq)
 
     def note(self, kind: Kind, note: str = "") -> None:
-        """Something happens at this position."""
+        """Note an event at the present position."""
         if self.log is not None:
             if kind not in (Kind.BEGUN, Kind.REBUILT):
                 self.log.reached(self.epoch, self._path.applied)

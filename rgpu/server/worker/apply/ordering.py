@@ -1,17 +1,17 @@
 """Keeps a backlog in the order in which it was issued: the shell around
 :class:`rgpu.session.journal.issue_order.IssueOrder`.
 
-The applying thread asks :meth:`Ordering.keep` before it gives work to a stream; a native path does the same for the
-calls that it applies. The path knows the stream that work went to last (:mod:`rgpu.server.apply_path`). What waits
-here waits on the host, at a record's boundary, and no wait is put into a stream.
+The applying thread calls :meth:`Ordering.keep` before it submits work to a stream; a native path does the same for the
+calls that it applies. The path records the stream that last received work (:mod:`rgpu.server.apply_path`). A call
+waits here on the host, at a record's boundary, and no wait is put into a stream.
 
-*Stalled* is a wait during which nothing completes for :data:`STALL` seconds. Those of a worker that itself stood still
-do not count: it is looked so often, and what is counted is looks.
+*Stalled* is a wait during which nothing completes for :data:`STALL` seconds. Time in which the worker itself was
+suspended does not count: the wait is measured in checks of :data:`SLICE` seconds each.
 
-*Open host functions.* A stream that stands at one goes on at ``host_function_done``, which may lie further on in the
-backlog. So what was sent is read ahead, as :mod:`.lookahead` does it and for the same reasons sound, and the stream is
-let go. Where an observation of the waiting call (or of a later one) comes first, the program itself had seen that call
-complete while its function still ran: it did not wait for it, and does not here.
+*Open host functions.* A stream that waits at one goes on at ``host_function_done``, which may lie further on in the
+backlog. So the records that were sent are read ahead, as in :mod:`.lookahead` and sound for the same reasons, and the
+stream is released. Where an observation of the waiting call (or of a later one) is found first, the program itself had
+seen that call complete while its function still ran: the call did not wait for the function, and does not here.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ from rgpu.session.journal.record import Record
 
 log = structlog.get_logger(__name__)
 
-SLICE = 0.02  #: seconds between two looks of a thread that waits
+SLICE = 0.02  #: seconds between two checks of a thread that waits
 STALL = 0.8  #: seconds without any completion
-FUNCTION = 0.06  #: the same where what is waited for is a host function: it may need a call that comes behind this one
-PILE_UP = 0.002  #: seconds that a session stands still without calls piling up
+FUNCTION = 0.06  #: the same for a wait for a host function: it may need a call that follows this one
+PILE_UP = 0.002  #: seconds for which a session may be paused without calls piling up
 SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
-LATE = 0.002  #: seconds that calls come late without having piled up
-GAP = 0.45  #: seconds without a beat, or that a message is late, after which calls have piled up
-WINDOW = 4.0  #: seconds that the program's usual distance is the least of
-LONG = 30.0  #: seconds of looks that the distance it mostly keeps to is taken from
-MOSTLY = 0.95  #: share of them: a program that works in bursts is not behind in each of them
-OVER = 10.0  #: seconds over which the share of catch-ups that lateness began is taken
+LATE = 0.002  #: seconds by which calls may be late without having piled up
+GAP = 0.45  #: seconds without a beat, or by which a message is late, after which calls have piled up
+WINDOW = 4.0  #: seconds over whose samples the program's usual distance is the minimum
+LONG = 30.0  #: seconds of samples from which the distance is taken that the program mostly keeps
+MOSTLY = 0.95  #: share of those samples: a program that works in bursts is not behind in each of them
+OVER = 10.0  #: seconds over which the share of catch-ups that began by lateness is taken
 UNKNOWN = 32  #: calls: that distance of a program which was never far ahead of a worker before; one marker's worth
-SAMPLES = 20  #: and how many looks at it are needed
+SAMPLES = 20  #: samples of the distance that are needed
 
 
 class Distance:
-    """How many calls the program is ahead of its completed work, always: the least of what was seen lately."""
+    """The number of calls by which the program is always ahead of its completed work: the minimum seen lately."""
 
     def __init__(self) -> None:
-        self.told = 0  #: by the program's side, of a worker before
+        self.told = 0  #: as the program's side reports it of an earlier worker
         self.earlier = False  #: whether there were workers before
         self._none_until = 0.0
         self._seen: deque[tuple[float, int]] = deque()
         self._long: deque[tuple[float, int]] = deque()
-        self._mostly: int | None = None  #: of what was seen in LONG, as long as nothing else is
+        self._mostly: int | None = None  #: of the samples in LONG, until another value is seen
 
     def tell(self, calls: int) -> None:
-        """Tell, by the program's side, of workers before this one."""
+        """Note the distance that the program's side reports of earlier workers."""
         self.told = calls
 
     def look(self, now: float, calls: int, looks: int = 1) -> None:
-        """Note how many calls behind the worker is at ``now``, s; ``looks``: what this one counts for."""
+        """Note by how many calls the worker is behind at ``now``, s; ``looks``: samples that this one counts for."""
         gone: list[int] = []
         for seen, seconds in ((self._seen, WINDOW), (self._long, LONG)):
             seen.extend([(now, calls)] * looks)
@@ -75,23 +75,23 @@ class Distance:
             while seen[0][0] < now - seconds:
                 gone.append(seen.popleft()[1])
         if calls != self._mostly or len(gone) > looks or any(other != calls for other in gone):
-            self._mostly = None  # more of the same in the place of the same leaves it what it is
+            self._mostly = None  # replacing samples by equal ones leaves it as it is
 
     @property
     def usual(self) -> int:
-        """Return how many calls behind is usual here; until enough was seen, what was told."""
+        """Return by how many calls the worker is usually behind; until there are enough samples, the reported value."""
         seen = list(self._seen)
         return min(calls for _, calls in seen) if len(seen) >= SAMPLES else self.told
 
     def forget(self, now: float) -> None:
-        """Drop what was seen: the program has become one that is further ahead."""
+        """Drop the samples: the program is further ahead from now on."""
         self._long.clear()
         self._mostly = None
         self._none_until = now + LONG
 
     @property
     def mostly(self) -> int:
-        """How far it is ahead at most, mostly; UNBOUNDED: not known, or as far as it is let be."""
+        """Distance that the program mostly does not exceed; UNBOUNDED: not known, or limited only by the worker."""
         if self._mostly is not None:
             return self._mostly
         long = list(self._long)
@@ -110,11 +110,11 @@ class Ordering:
         self.machine = IssueOrder(os.environ.get("RGPU_CATCH_UP", "ordered") != "overlap")
         self.catching_up = self.ordered = False
         self.distance = Distance()
-        self._since = 0.0  #: of a look: when it was live last
-        self._looked, self._ahead = -1, 0  #: and what was applied then, and how far the program was ahead
-        self._late_since: float | None = None  #: of the catch-up under way, where lateness began it
-        self._late: deque[tuple[float, float]] = deque()  #: those lately: (end, seconds)
-        self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the path
+        self._since = 0.0  #: when the session was last seen live
+        self._looked, self._ahead = -1, 0  #: the position applied then, and by how far the program was ahead
+        self._late_since: float | None = None  #: when the present catch-up began, if lateness began it
+        self._late: deque[tuple[float, float]] = deque()  #: such catch-ups lately: (end, seconds)
+        self.mostly = UNBOUNDED  #: calls by which the program is ahead, as last set in the path
         self.queued: Callable[[], Iterable[Any]] = tuple  #: bytes of records that were read ahead and not fed yet
         self._device, self._path = device, path
         self.gates: Gates | None = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
@@ -122,7 +122,7 @@ class Ordering:
 
     # -- events -----------------------------------------------------------------------
     def feed(self, event: Event) -> None:
-        """Feed records to be applied, from any thread."""
+        """Feed an event to the state machine, from any thread."""
         with self._lock:
             if not self.machine.handle(event):
                 return
@@ -139,7 +139,7 @@ class Ordering:
                 reason=self.machine.reason)
 
     def late(self, applied: int, seconds: float, usual: int) -> None:
-        """Take note of calls that came ``seconds`` later than at the quickest, from any thread."""
+        """Note that calls arrived ``seconds`` later than the quickest did; from any thread."""
         now = time.monotonic()
         with self._lock:
             while self._late and self._late[0][0] < now - OVER:
@@ -148,7 +148,7 @@ class Ordering:
         self.feed(issue_order.Late(applied, seconds, usual, share))
 
     def _count_late(self, now: float) -> None:
-        """Write down how long a catch-up took that lateness began. The lock is held."""
+        """Note the duration of a catch-up that lateness began. The lock is held."""
         if self._late_since is not None and not (self.machine.catching_up and self.machine.by_lateness):
             self._late.append((now, now - self._late_since))
             self._late_since = None
@@ -168,9 +168,9 @@ class Ordering:
                     "stalls": machine.stalls}
 
     def look(self, now: float, looks: int) -> bool:
-        """How far the program is ahead now, while it is live; whether nothing was applied since the last look.
+        """Sample how far the program is ahead while it is live. Return whether nothing was applied since the last look.
 
-        ``looks``: how many this one counts for.
+        ``looks``: samples that this one counts for.
         """
         applied, self._looked = self._looked, self._path.applied
         if not self.catching_up:
@@ -191,12 +191,12 @@ class Ordering:
         return False
 
     def _tell_usual(self) -> None:
-        """What is clearly more than this begins a catch-up, while there is none. The lock is held."""
+        """Set the distance in the path: clearly more begins a catch-up, while there is none. The lock is held."""
         self.mostly = UNBOUNDED if self.catching_up else self.distance.mostly
         self._path.usual(self.mostly)
 
     def behind(self, applied: int) -> None:
-        """More calls than usual are under way."""
+        """Note that more calls than usual are under way."""
         self.feed(issue_order.Behind(applied, self.mostly))
 
     # -- waiting ----------------------------------------------------------------------
@@ -204,8 +204,7 @@ class Ordering:
              read_ahead: Callable[[float], Any] | None) -> None:
         """Return when ``record`` may be given to the device. ``behind``: bytes of records that follow it.
 
-        ``wait(done)`` calls ``done`` until it is true, at a record's boundary, and raises for a thread that is sent
-        away.
+        ``wait(done)`` calls ``done`` until it is true, at a record's boundary, and raises in a thread that has to end.
         """
         if record.call_id not in WORK:
             return
@@ -216,11 +215,11 @@ class Ordering:
 
     def wait(self, seq: int, call_id: int, stream: int, behind: Any, skip: int,
              wait: Callable[[Callable[[], bool]], None], read_ahead: Callable[[float], Any] | None) -> None:
-        """The same for a call of which it is known that it has to wait. ``skip``: bytes of ``behind`` that are its."""
+        """Wait for the turn of a call that has to wait. ``skip``: bytes of ``behind`` that belong to the call."""
         wait(_Wait(self, seq, call_id, stream, behind, skip, read_ahead).over)
 
     def _what(self) -> str:
-        """The oldest call that is not complete, with its kernel where that is known."""
+        """Name the oldest call that is not complete, with its kernel where that is known."""
         oldest = self._device.unfinished()
         return "work" if oldest is None else said(oldest)
 
@@ -237,13 +236,13 @@ class _Wait:
         self._stuck = 0.0
 
     def over(self) -> bool:
-        """Whether the call may be given now; waits for a moment."""
+        """Whether the call may be submitted now; waits for a moment."""
         ordering = self._ordering
         if not ordering.ordered:
             return True
         if (came := ordering._path.in_order(self._stream, SLICE)) > 0:
             return True
-        if came < 0:  # somebody has the session stand still: that is no time in which anything is looked for
+        if came < 0:  # the session is paused: this time does not count as a stall
             time.sleep(SLICE / 4)
             return False
         seen = ordering._path.reached()
@@ -260,9 +259,9 @@ class _Wait:
         return True
 
     def _in_a_function(self, gates: Gates) -> bool:
-        """Whether nothing is left of what is waited for but a function that runs in the program, and what is behind it.
+        """Whether the call waits only for a host function that runs in the program, and work behind the function.
 
-        At home this call would begin beside it, too.
+        On a local GPU this call would begin beside the function, too.
         """
         if self._stuck < FUNCTION:
             return False
@@ -270,7 +269,7 @@ class _Wait:
         return oldest is not None and gates.is_open(oldest[0])
 
     def _look_ahead(self, gates: Gates) -> bool:
-        """Let go what is said to have returned; True: this call is known to be complete before that."""
+        """Release streams at functions that have returned; True: the journal has this call complete before that."""
         if self._ahead is None:
             pieces = (self._behind, *self._ordering.queued())
             self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead)

@@ -1,4 +1,4 @@
-"""Standing still with all submitted work complete: a pause, and the wait for what the device has."""
+"""A pause with all submitted work complete: stop applying, and wait for the device's work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rgpu.session.errors import TimedOut
 
 
 class Pausing(Protocol):
-    """The session, as far as it is needed here."""
+    """The part of the session that is needed here."""
 
     def pause(self) -> None:
         """Stop applying calls."""
@@ -36,7 +36,7 @@ def quiesce(session: Pausing, device: Device, path: ApplyPath, limit: float, set
             if device.drain(settle):
                 return
             tries += 1
-            path.bound(tries)  # else the queues are as full at the next try
+            path.bound(tries)  # else the queues would be as full at the next try
             session.resume()
             why = stall.look(time.monotonic())
             if not why and time.monotonic() > deadline:

@@ -26,7 +26,7 @@ from rgpu.session.objects.live import LiveObjects
 
 _EVENT_CREATE = BY_NAME["event_create"].id
 
-#: (address, size, bytes or None for zeros) of each run of pages, or what delivers them
+#: (address, size, bytes or None for zeros) of each run of pages, or an object that delivers them
 Pages = Iterable[tuple[int, int, bytes | None]] | restore.Deliver | StoredCheckpoint
 
 
@@ -65,27 +65,27 @@ class Rebuilding:
         self._path.position(state.position, observable)
 
     def make(self, ahead: Ahead) -> None:
-        """Make objects of a session that may come, on an unused device. Raises :class:`RecoveryFailed`."""
+        """Make objects of a session that may arrive, on an unused device. Raises :class:`RecoveryFailed`."""
         self._executor.modules.places = ahead.variables()
         restore.apply_calls(self._device, ahead.calls(), self._executor.replay)
 
     def replay(self) -> None:
-        """What is fed from now on was applied by another owner before: it waits where that owner had waited.
+        """Begin a replay: calls fed from now on were applied by another owner before, and wait where that owner waited.
 
-        Its answers, and what it prints, stay here; :meth:`settle` puts those of the owner in their place.
+        Their answers and printed text are not sent; :meth:`settle` replaces them by the owner's.
         """
         self._loop.gate = ApplyGate(self._path.applied, replay_until=EVER)
         self._text.discard()
         self._order.feed(issue_order.Replaying(self._path.applied))
 
     def settle(self, state: SessionState) -> None:
-        """The replay is over, at ``state.position``: answers, text, events and clock are those of the owner.
+        """End the replay at ``state.position``: take answers, text, events and clock from the owner's state.
 
         Raises :class:`DeviceError`, :class:`Corrupt`.
         """
         device = self._device
         for record in self._loop.live.structural_calls():
-            # An event that was recorded in the replay knows another clock: it begins anew.
+            # An event that was recorded in the replay has its time by another clock: it is made anew.
             if record.call_id == _EVENT_CREATE:
                 device.destroy_event(decoders.decode(record.call_id, record.args).event)
                 self._executor.replay(record)

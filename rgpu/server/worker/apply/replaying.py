@@ -1,7 +1,7 @@
-"""Replaying a recorded session on a device, without its program: what it holds, and what it answers.
+"""Replays a recorded session on a device, without its program, for its memory contents and its answers.
 
 The same runtime that serves a session applies the records, all of them as a
-replay: host functions stop nothing, memory ends when nothing uses it. At chosen
+replay: host functions stop nothing, memory is freed when nothing uses it. At chosen
 positions the device is drained and a snapshot taken. Answers are compared with
 the recorded digests; volatile ones never (SEMANTICS 5).
 """
@@ -33,7 +33,7 @@ DRAIN_SECONDS = 600.0
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay gave. ``error``: the sticky CUresult it ended with, 0 for none."""
+    """The result of a replay. ``error``: the sticky CUresult it ended with, 0 for none."""
 
     session: str
     position: int = 0
@@ -51,17 +51,17 @@ class Replay:
     """One replay of ``recording`` on an unused device; :meth:`run` it once."""
 
     def __init__(self, recording: Recording, device: Device, source: str = "") -> None:
-        """Raises :class:`Corrupt` for a damaged recording, :class:`RecoveryFailed` for one without its beginning."""
+        """Verify it. Raises :class:`Corrupt` if it is damaged, :class:`RecoveryFailed` if its beginning is missing."""
         self.recording = recording
         self.report: RecordingReport = recording.verify()
         if self.report.first_seq != 1:
             raise RecoveryFailed(f"the journal begins with position {self.report.first_seq}: what was before it stands "
                                  "in a checkpoint, and without that nothing can be replayed", reason="not kept")
-        #: every call through Python, whatever the device has: each answer is looked at
+        #: every call through Python, whatever path the device has: each answer is compared
         self.runtime = SessionRuntime(recording.session, 1, device, native=False)
         self.runtime.text.discard()
         self._source = source
-        self._calls: dict[int, int] = {}  #: position → call id, of what is answered
+        self._calls: dict[int, int] = {}  #: position → call id
         self._digests: dict[int, bytes] = {}
 
     def run(self, positions: Iterable[int] = ()) -> Replayed:
@@ -90,8 +90,8 @@ class Replay:
         return result
 
     def write_checkpoint(self, store: Path, name: str) -> None:
-        """Write the end state as checkpoint ``name`` into the directory ``store``. Raises :class:`StoreError` and what
-        a checkpoint's writer raises.
+        """Write the end state as checkpoint ``name`` into the directory ``store``. Raises :class:`StoreError` and the
+        errors of a checkpoint's writer.
         """
         runtime = self.runtime
         state = cut.take(runtime.device, session=runtime.session, epoch=1, position=runtime.applied,

@@ -1,8 +1,8 @@
-"""The session inside a worker: applies the journal to a device, can stop at a record, knows its state.
+"""The session inside a worker: applies the journal to a device, can pause at a record, and holds the session's state.
 
 Threads: one *applying* thread (the agent's link) calls :meth:`SessionRuntime.feed`; device
 threads call back with answers; others call :meth:`SessionRuntime.quiesce` and :meth:`SessionRuntime.resume`
-for a cut. The parts: :mod:`.apply_loop`, :mod:`.boundary`, :mod:`.kept_answers`, :mod:`.rebuilding`.
+for a consistent snapshot. The parts: :mod:`.apply_loop`, :mod:`.boundary`, :mod:`.kept_answers`, :mod:`.rebuilding`.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class SessionRuntime:
 
     def __init__(self, session: str, epoch: int, device: Device, hash_key: bytes | None = None,
                  native: bool = True) -> None:
-        """``native``: use the device's own path for calls where it has one; else all go through Python."""
+        """Make it. ``native``: use the device's own path for calls where it has one; else all go through Python."""
         self.session = session
         self.device = device
         self.hash_key = hash_key or secrets.token_bytes(32)
         #: the device's own path, which also keeps answers to be sent; None: there is none
         self.fast: FastPath | None = getattr(device, "fast_path", None) if native else None
         self.path: ApplyPath = self.fast if self.fast is not None else SlowPath(device)
-        self.order = Ordering(device, self.path)  #: of a backlog
+        self.order = Ordering(device, self.path)  #: keeps a backlog in order
         self.pulse: Pulse | None = None  #: of the process, where it is a worker
-        self.text = SessionText(getattr(device, "text", None))  #: what kernels print
-        #: told every error before the program is; does not return where the hardware is at fault
+        self.text = SessionText(getattr(device, "text", None))  #: text that kernels print
+        #: called with every error before the program receives it; does not return where the hardware is at fault
         self.judge: Callable[[int], None] = lambda result: None
         self.executor = Executor(device, self._answered)
         self.effects = NotedEffects(self.path, epoch)
@@ -68,16 +68,16 @@ class SessionRuntime:
         self.executor.textures.epoch = lambda: self.epoch
         self.executor.textures.replayed = lambda seq: seq <= self.loop.gate.replay_until
         self.sharing = Sharing(session, lambda number, token: False, lambda: True, lambda peer: None,
-                               lambda peer: None)  #: until :meth:`share`: nobody to share with
-        self.contributions = Log()  #: what ranks brought to collectives with other sessions
-        self.given = self.executor.communicators.given = Given(session)  #: and how many of them were given
+                               lambda peer: None)  #: until :meth:`share`: there is no session to share with
+        self.contributions = Log()  #: the ranks' contributions to collectives with other sessions
+        self.given = self.executor.communicators.given = Given(session)  #: counts of those collectives
         self.contributions.kept_from = self.given.kept_from
         self._rebuilding = Rebuilding(device, self.path, self.loop, self.executor, self.kept, self.order, self.text,
                                       self.contributions, self.given)
 
     @property
     def epoch(self) -> int:
-        """Epoch at which this worker applies what it is given."""
+        """Epoch at which this worker applies calls."""
         return self.effects.epoch
 
     @epoch.setter
@@ -85,13 +85,13 @@ class SessionRuntime:
         self.effects.epoch = epoch
 
     def keep_place(self, page: PositionPage) -> None:
-        """Write how far the work is into ``page`` from now on."""
+        """Write the position of the work into ``page`` from now on."""
         self.loop.place = page
         self.path.keep_place(page.begun_address)
 
     @property
     def place(self) -> Place:
-        """Told how far the work is."""
+        """Object that receives the position of the work."""
         return self.loop.place
 
     # -- applying -------------------------------------------------------------
@@ -101,10 +101,10 @@ class SessionRuntime:
         return self.path.applied
 
     def open_stream(self) -> Callable[[Any], int]:
-        """A connection's stream of records begins: returns what takes its bytes, cut anywhere.
+        """Begin a connection's stream of records. Return the function that takes its bytes, cut anywhere.
 
-        That returns how many awaited calls the path has under way, and
-        raises :class:`Corrupt` for what is no record, or not the next one.
+        That function returns how many awaited calls the path has under way, and
+        raises :class:`Corrupt` for bytes that are no record, or not the next one.
         """
         return self.loop.open_stream()
 
@@ -116,7 +116,7 @@ class SessionRuntime:
         self.loop.feed(records)
 
     def applying(self, feed: Callable[[Any], int], data: Any) -> int:
-        """Feed; calls that the driver kept for long have piled up behind it (a kernel that is loaded at its launch)."""
+        """Feed ``data``, and note calls that piled up behind a long driver call (a kernel loaded at its launch)."""
         began, waited = time.monotonic(), self.waited
         awaiting = feed(data)
         if (took := time.monotonic() - began) > SLOW and (took := took - (self.waited - waited)) > SLOW:
@@ -129,24 +129,24 @@ class SessionRuntime:
         return self.boundary.waited + self.path.waited() / 1e9
 
     def look(self) -> None:
-        """Before calls are applied that came just now: whether this process stood still."""
+        """Check whether this process was suspended, before calls are applied that were received just now."""
         if self.pulse is not None:
             self.pulse.look()
 
     def stood_still(self, who: str, seconds: float) -> None:
-        """Calls did not come, or were not applied, for so long: they have piled up somewhere."""
+        """Note that calls did not arrive, or were not applied, for ``seconds``: they have piled up."""
         self.order.feed(issue_order.Gap(self.applied, who, seconds, self.order.distance.usual))
 
     def take_over(self, seconds: float = 10.0) -> None:
-        """Become the applying thread; one that still waits is sent away. Raises :class:`TimedOut`."""
+        """Become the applying thread; an earlier one that waits has to end. Raises :class:`TimedOut`."""
         self.boundary.take_over(seconds)
 
     def hand_back(self) -> None:
-        """The applying thread ends."""
+        """End the applying thread's turn."""
         self.boundary.hand_back()
 
     def stop(self) -> None:
-        """Let a waiting applying thread go; nothing can be applied usefully after it."""
+        """End a waiting applying thread; nothing can be applied usefully after it."""
         self.boundary.stop()
 
     # -- rebuilding -------------------------------------------------------------
@@ -154,23 +154,23 @@ class SessionRuntime:
                 ahead: Ahead | None = None) -> None:
         """Become the session that ``state`` describes, on an unused device; every page is verified.
 
-        ``mend``, ``phases``: as :func:`rgpu.checkpoint.session.restore.restore` takes them. ``ahead``: what
-        :meth:`make` made of it already. Raises :class:`RecoveryFailed`, :class:`Corrupt`.
+        ``mend``, ``phases``: as :func:`rgpu.checkpoint.session.restore.restore` takes them. ``ahead``: the objects that
+        :meth:`make` has made already. Raises :class:`RecoveryFailed`, :class:`Corrupt`.
         """
         self._rebuilding.restore(state, pages, mend, phases, ahead)
         self.hash_key = state.hash_key
         self.effect(Kind.REBUILT)
 
     def make(self, ahead: Ahead) -> None:
-        """Make objects of a session that may come, on an unused device. Raises :class:`RecoveryFailed`."""
+        """Make objects of a session that may arrive, on an unused device. Raises :class:`RecoveryFailed`."""
         self._rebuilding.make(ahead)
 
     def replay(self) -> None:
-        """What is fed from now on was applied by another owner before, until :meth:`settle`."""
+        """Begin a replay: calls fed from now on were applied by another owner before, until :meth:`settle`."""
         self._rebuilding.replay()
 
     def settle(self, state: SessionState) -> None:
-        """The replay is over, at ``state.position``. Raises :class:`DeviceError`, :class:`Corrupt`."""
+        """End the replay at ``state.position``. Raises :class:`DeviceError`, :class:`Corrupt`."""
         self._rebuilding.settle(state)
 
     # -- answers ----------------------------------------------------------------
@@ -179,13 +179,13 @@ class SessionRuntime:
         self.kept.answered(seq, result, reply, b"" if payload is None else bytes(payload))
 
     def answering(self, seq: int) -> None:
-        """The answer of that call is about to leave; called once for each answer, whatever its length."""
+        """Note that the answer of that call is about to be sent; called once for each answer, whatever its length."""
         if self.order.catching_up and self.applied == seq:  # the program waits for it, and has issued nothing else
             self.order.feed(issue_order.Dry(*self.reach()))
         self.effects.answering(seq)
 
     def attach(self, deliver: Deliver, published: int) -> list[tuple[int, int, bytes, bytes]]:
-        """Answers go to ``deliver`` from now on; returns those that were not yet observed.
+        """Send answers to ``deliver`` from now on. Return those that were not yet observed.
 
         ``published``: the highest position that the program's side had published: up to
         there an earlier owner may have applied the calls, so they are a replay.
@@ -196,25 +196,25 @@ class SessionRuntime:
         return self.kept.attach(deliver)
 
     def detach(self, deliver: Deliver) -> None:
-        """Undo :meth:`attach`, unless somebody else is attached by now."""
+        """Undo :meth:`attach`, unless another link is attached by now."""
         self.kept.detach(deliver)
 
-    # -- standing still ----------------------------------------------------------
+    # -- pauses ------------------------------------------------------------------
     def pause(self) -> None:
-        """Returns when no record is being applied; none will be until :meth:`resume`."""
+        """Pause: on return no record is being applied, and none will be until :meth:`resume`."""
         self.boundary.pause()
 
     def hold(self) -> None:
-        """Pause at the next boundary, without waiting for it: :meth:`stands` tells when; undone by :meth:`resume`."""
+        """Pause at the next boundary, without waiting for it (:meth:`stands` does); undone by :meth:`resume`."""
         self.boundary.hold()
 
     def stands(self, seconds: float) -> bool:
-        """Whether no record is being applied, and none will be, within that time."""
+        """Whether, within that time, no record is being applied and none will be."""
         return self.boundary.stands(seconds)
 
     @property
     def paused(self) -> bool:
-        """Whether somebody has it stand still."""
+        """Whether a pause is in force."""
         return self.boundary.paused
 
     def resume(self) -> None:
@@ -244,23 +244,23 @@ class SessionRuntime:
         return self.kept.retained
 
     def answers(self) -> list[list[Any]]:
-        """Every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
+        """Return every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
         payload.
         """
         return self.kept.rows()
 
     def objects(self) -> dict[str, Any]:
-        """The live objects, for a checkpoint or a move; hot calls pass them by."""
+        """Return the live objects, for a checkpoint or a move."""
         self.live.position = self.applied
         return self.live.to_dict()
 
     def effect(self, kind: Kind, note: str = "") -> None:
-        """Write down what happens at this position, where a test asks for it."""
+        """Write an event at this position to the effects log, where a test requests one."""
         self.effects.note(kind, note)
 
     # -- sharing -----------------------------------------------------------------
     def share(self, sharing: Sharing) -> None:
-        """Reach other sessions by this."""
+        """Use ``sharing`` to reach other sessions."""
         self.sharing = self.executor.shares.sharing = sharing
 
     def pins(self) -> list[str]:
@@ -269,7 +269,7 @@ class SessionRuntime:
 
     # -- progress ----------------------------------------------------------------
     def watermark(self) -> tuple[int, int, dict[int, int]]:
-        """(every call ≤ this is complete, sticky error or 0, {stream: seq})."""
+        """Return (every call ≤ this is complete, sticky error or 0, {stream: seq})."""
         applied = self.applied  # read first: what is applied later is pending or not counted
         pending, streams = self.device.progress()
         done = min(pending) - 1 if pending else applied
@@ -277,10 +277,10 @@ class SessionRuntime:
         return done, self.executor.error, streams
 
     def reach(self) -> tuple[int, int]:
-        """(every call ≤ this was applied, all work of calls ≤ this is complete)."""
+        """Return (every call ≤ this was applied, all work of calls ≤ this is complete)."""
         applied = self.applied
         return applied, min(min(self.device.progress()[0], default=EVER) - 1, applied)
 
     def memory_bytes(self) -> int:
-        """Device memory mapped for the session."""
+        """Return the bytes of device memory mapped for the session."""
         return sum(region.size for region in self.device.regions() if region.kind == "mapped")

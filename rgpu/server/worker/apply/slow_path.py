@@ -1,7 +1,7 @@
 """The path of a device without a native one: every record is handed back, whole, and applied in Python.
 
-It says when: one record at a time, so that a cut never waits for more than one; none while too much is under way on
-the device; and which stream's turn it is while a backlog is kept in order.
+It decides when: one record at a time, so that a snapshot never waits for more than one; none while too much is under
+way on the device; and which stream's turn it is while a backlog is kept in order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rgpu.server.apply_path import Came, Fed
 from rgpu.session.journal.issue_order import UNBOUNDED, WORK, stream_of
 from rgpu.session.journal.record import Record, RecordReader
 
-PACE = 32  #: calls between two looks at how far behind the device is
+PACE = 32  #: calls between two checks of how far behind the device is
 AHEAD = 128  #: calls that may be submitted and not complete
-LEAST_AHEAD = 8  #: the same while somebody tries in vain to have all of it complete
+LEAST_AHEAD = 8  #: the same while a thread tries in vain to quiesce the session
 PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all the same
-SURPLUS = 12  #: calls beyond the usual ones: the end of each call is not known here as soon as it is to a native path
+SURPLUS = 12  #: calls beyond the usual number: this path learns of each call's end later than a native path
 
 
 class SlowPath:
@@ -32,21 +32,21 @@ class SlowPath:
         self.applied = 0
         self._device = device
         self._reader = RecordReader()
-        self._records: Iterator[Record] | None = None  #: what is left of the piece that is being fed
+        self._records: Iterator[Record] | None = None  #: rest of the piece that is being fed
         self._held: Record | None = None  #: handed back next, before anything else
         self._fed = Fed(Came.ALL, 0)  #: one for all calls of feed(): it is the hot path of this kind of device
         self._lock = threading.Lock()
         self._interrupts = 0
         self._ahead = AHEAD
-        self._look_due = False  #: at how far behind the device is
+        self._look_due = False  #: the next feed has to check how far behind the device is
         self._goal, self._deadline = 0, 0.0  #: of a wait for the device
         self._usual = UNBOUNDED
-        self._live_stream: int | None = None  #: that work went to last while nothing is kept in order
-        self._stream: int | None = None  #: that work went to last in order
+        self._live_stream: int | None = None  #: stream that last received work while nothing is kept in order
+        self._stream: int | None = None  #: stream that last received work in order
 
     # -- the stream of records --------------------------------------------------
     def reset(self) -> None:
-        """Forget what was begun: a piece comes from its beginning again."""
+        """Forget an incomplete record: the stream begins again with a whole one."""
         self._reader, self._records, self._held = RecordReader(), None, None
 
     def feed(self, data: Any) -> Fed:
@@ -78,7 +78,7 @@ class SlowPath:
         return fed
 
     def given(self, records: Iterable[Record]) -> Iterable[bytes]:
-        """They need no bytes: the records are handed back as they are."""
+        """Take records without bytes: they are handed back as they are."""
         self._records, self._held = iter(records), None
         return (b"",)
 
@@ -92,22 +92,22 @@ class SlowPath:
         self.applied = applied
 
     def keep_place(self, address: int) -> None:
-        """Every call is handed back: there is nothing to store here."""
+        """Store nothing here: every call is handed back."""
 
     def interrupt(self, on: bool) -> None:
-        """Hold up :meth:`feed`, or let it go on; holds are counted."""
+        """Hold up :meth:`feed`, or let it continue; holds are counted."""
         with self._lock:
             self._interrupts += 1 if on else -1
 
     def broken(self, result: int) -> None:
-        """Nothing is applied here."""
+        """Do nothing: no call is applied here."""
 
     # -- how far ahead of the device ------------------------------------------------
     def _far_ahead(self) -> bool:
-        """Whether so much is submitted that it would not drain soon: what is submitted must, before a cut.
+        """Whether so much is submitted that it would not drain soon, as submitted work must before a snapshot.
 
-        A program that launches without waiting would otherwise fill minutes of work into the
-        device's queues, and no move could stop it within its promised downtime. Bounded in time,
+        A program that launches without waiting would otherwise put minutes of work into the
+        device's queues, and no move could pause it within its promised downtime. The wait is bounded in time,
         since the device's work may wait for a call that was not applied yet (SEMANTICS 19).
         """
         self._look_due = False
@@ -119,7 +119,7 @@ class SlowPath:
         return True
 
     def may_go_on(self) -> bool:
-        """Wait 2 ms at most for room; returns whether the next call may be applied."""
+        """Wait 2 ms at most for the device. Return whether the next call may be applied."""
         return self._device.wait_complete(self._goal, 0.002) or time.monotonic() > self._deadline
 
     def bound(self, tries: int) -> None:
@@ -127,7 +127,7 @@ class SlowPath:
         self._ahead = max(LEAST_AHEAD, AHEAD >> tries)
 
     def usual(self, calls: int) -> None:
-        """Set how many calls the program usually is ahead of its work."""
+        """Set by how many calls the program is usually ahead of its work."""
         self._usual = calls
 
     def _more_than_usual(self, record: Record) -> bool:
@@ -139,7 +139,7 @@ class SlowPath:
         return stream != before and len(self._device.progress()[0]) > self._usual + SURPLUS
 
     def ahead(self) -> int:
-        """Return how many calls are given to the device and not complete; UNBOUNDED from half the limit on."""
+        """Return how many calls are submitted and not complete; UNBOUNDED from half the limit on."""
         pending = len(self._device.progress()[0])
         return UNBOUNDED if pending >= AHEAD // 2 else pending
 
@@ -149,7 +149,7 @@ class SlowPath:
         return len(pending), min(pending, default=0)
 
     def waited(self) -> int:
-        """Waits are the caller's."""
+        """Return 0: the caller counts its waits itself."""
         return 0
 
     # -- the order of issue ---------------------------------------------------------
@@ -158,7 +158,7 @@ class SlowPath:
         self._stream = None
 
     def in_order(self, stream: int, seconds: float) -> int:
-        """Let work of a stream come next, within ``seconds``: 1 if its turn is now, 0 if the device did not drain."""
+        """Wait ``seconds`` at most for a stream's turn. Return 1 if its turn is now, 0 if the device did not drain."""
         if stream != self._stream:
             if not self._device.drain(seconds):
                 return 0
@@ -171,10 +171,10 @@ class SlowPath:
 
     # -- answers: they are the runtime's ----------------------------------------------
     def attach(self) -> None:
-        """Take up work after a detach: nothing to do here."""
+        """Do nothing: answers are the runtime's."""
 
     def detach(self) -> None:
-        """Let go of the engine: nothing to do here."""
+        """Do nothing: answers are the runtime's."""
 
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
         """Return no answers: this path makes them in Python."""

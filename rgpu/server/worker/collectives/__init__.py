@@ -1,1 +1,1 @@
-"""Rank links: a worker gets what ranks of other sessions brought to collectives, and gives what its own did."""
+"""Rank links: a worker gets the contributions of other sessions' ranks to collectives, and gives those of its own."""

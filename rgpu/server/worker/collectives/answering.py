@@ -1,4 +1,4 @@
-"""The answering end of rank links: what this session's ranks brought, to the sessions that take part."""
+"""The answering end of rank links: sends this session's contributions to the sessions that take part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MOST_OFFERED = 64  #: memory sockets that no client has named; the oldest is clo
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A session that asks, at an epoch. ``replaying``: a move makes that worker; it owns nothing yet."""
+    """A requesting session at an epoch. ``replaying``: its worker is a move's destination; it owns nothing yet."""
 
     session: str
     epoch: int
@@ -58,7 +58,7 @@ class Asker:
 
     @classmethod
     def read(cls, text: str) -> Asker:
-        """Raises :class:`Corrupt`."""
+        """Parse the text that ``str`` gives. Raises :class:`Corrupt`."""
         session, _, epoch = text.removesuffix("+").rpartition("@")
         if not session or not epoch.isdigit():
             raise Corrupt(f"a ticket for ranks names {text[:80]!r}", reason="asker")
@@ -66,17 +66,17 @@ class Asker:
 
 
 class _Client:
-    """One connection, and what is to be sent over it; a thread of its own sends, so that nobody waits for a peer."""
+    """One connection and its queue; a thread of its own sends, so that no other thread waits for a peer."""
 
     def __init__(self, connection: SealedConnection, asker: Asker) -> None:
         self.connection, self.asker = connection, asker
         self.pending: dict[int, Ask] = {}
-        self.memory: Borrower | None = None  #: what it was lent memory over
+        self.memory: Borrower | None = None  #: the channel over which it was lent memory
         self._out: queue.SimpleQueue[tuple[int, tuple[bytes | memoryview, ...]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._send, name=f"ranks-to-{asker.session}", daemon=True).start()
 
     def tell(self, kind: int, *parts: bytes | memoryview) -> None:
-        """Send a message, some time."""
+        """Queue a message."""
         self._out.put((kind, parts))
 
     def close(self) -> None:
@@ -93,8 +93,10 @@ class _Client:
 
 
 class Answering:
-    """See the module docstring. ``go_back(why)``: ends this worker, for its session to begin again at its checkpoint,
-    unless it is ending already."""
+    """See the module docstring.
+
+    ``go_back(why)``: ends this worker, so that its session begins again at its checkpoint, unless it is ending already.
+    """
 
     def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None,
                  segments: OwnSegments | None = None) -> None:
@@ -113,7 +115,7 @@ class Answering:
         self.changed(unique)
 
     def changed(self, unique: Unique) -> None:
-        """Look again at what waits for a communicator."""
+        """Answer again what waits for a communicator."""
         self._look(lambda ask: ask.unique == unique)
 
     def lend(self, number: bytes, channel: Channel) -> None:
@@ -124,7 +126,7 @@ class Answering:
                 self._offered.pop(next(iter(self._offered))).close()
 
     def serve(self, connection: SealedConnection, asker: Asker) -> None:
-        """Answer a connection until it ends. Raises :class:`Fenced` for a worker whose epoch is over."""
+        """Answer a connection until it ends, in a thread. Raises :class:`Fenced` for a worker whose epoch is over."""
         with self._lock:
             known = self._epochs.get(asker.session, 0)
             if not asker.replaying and asker.epoch < known:
@@ -156,7 +158,7 @@ class Answering:
                 self._segments.dismiss(client.memory)
 
     def _take(self, client: _Client, kind: int, body: memoryview) -> None:
-        """Raises :class:`Corrupt`."""
+        """Handle a message. Raises :class:`Corrupt`."""
         if kind == FLOOR:
             told = msgspec.msgpack.decode(body, type=Floor)
             with self._lock:
@@ -186,7 +188,7 @@ class Answering:
         self._answer(client, ask)
 
     def _return(self, client: _Client, asked: GoBack) -> None:
-        """Begin again at the checkpoint, where the asker is an owner and what it lacks is brought again by that."""
+        """Begin again at the checkpoint, if the asker is an owner and the replay produces what it lacks."""
         with self._lock:
             shared = self._shared.get(asked.unique)
         if shared is None or client.asker.session not in shared.members or client.asker.replaying:
@@ -198,7 +200,7 @@ class Answering:
                           f"{asked.key[2]}: {asked.why}"[:300])
 
     def _borrow(self, client: _Client, asked: Borrow) -> None:
-        """Raises :class:`Corrupt`."""
+        """Lend memory over the socket that BORROW names. Raises :class:`Corrupt`."""
         with self._lock:
             channel = self._offered.pop(asked.number, None)
         if channel is None or client.memory is not None:
@@ -207,7 +209,7 @@ class Answering:
         self._segments.admit(client.memory)
 
     def _place(self, client: _Client, ask: Ask, came: dict[int, Contribution]) -> dict[int, Contribution]:
-        """Name what lies in memory that the client maps; return the rest, which is sent."""
+        """Name the contributions in memory that the client maps; return the rest, which is sent."""
         if client.memory is None:
             return came
         rows, rest = [], {}
@@ -222,7 +224,7 @@ class Answering:
         return rest
 
     def _refill(self, client: _Client, asked: Refill) -> None:
-        """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
+        """Send all contributions kept of a communicator; none where it is not here, or not the asker's."""
         if not 0 <= asked.id < 1 << 64:
             raise Corrupt(f"REFILL {asked.id} on a rank link", reason="id")
         with self._lock:
@@ -254,12 +256,12 @@ class Answering:
                 why = why or f"the communicator has {len(shared.members)} ranks"
             here = self._log.get(ask.unique, ask.key)
             came = {rank: here[rank] for rank in ask.want if rank in here}
-            if came and not why:  # at once: who waits for the others sees whether these came to the same call
+            if came and not why:  # at once: the asker can check that these belong to the same call
                 if rest := self._place(client, ask, came):
                     for last, piece in in_pieces(*encode(rest)):
                         client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
                 ask.want = [rank for rank in ask.want if rank not in came]
-            # What is not held might be dropped before it is used: it came with others' contributions (KEPT).
+            # A contribution that is not held (it was received with others', in KEPT) might be dropped before its use.
             had = self._log.holds(ask.unique, ask.key) and all(rank in here for rank in ask.own)
             if ask.own and not why and (had or shared.taken(ask.key)):
                 client.tell(HOLDS, ASK_ID_LAYOUT.pack(ask.id))

@@ -1,7 +1,8 @@
 """The asking end of rank links: one connection for each session that this one shares communicators with.
 
-The daemon makes connections (a worker reaches no network): it is told whom this worker needs, and hands a connection
-over, or says that the session is over. What is unanswered is asked again over each new connection.
+The daemon makes connections (a worker reaches no network): the worker names the session that it needs, and the daemon
+hands a connection over, or reports that the session is over. Unanswered questions are sent again over each new
+connection.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from rgpu.session.errors import Corrupt, Fenced, LinkError, RgpuError
 log = structlog.get_logger(__name__)
 
 FIRST_DIAL, LAST_DIAL = 0.05, 1.0  #: s between two requests for a connection
-#: s after which a session that cannot be reached counts as lost: its own recovery has had its time by then
+#: s after which a session that cannot be reached counts as lost: its own recovery has ended by then
 PATIENCE = 600.0
 TICK = 0.05
-#: s without an answer after which it is asked whether the one that is linked still owns the session: a worker that was
-#: cut off may not know that it does not
+#: s without an answer after which the daemon is asked whether the linked worker still owns the session: a worker that
+#: was cut off cannot find out that it lost it
 DOUBT = 5.0
-MOST_BACK = 3  #: times that one session is sent back by this worker
+MOST_BACK = 3  #: times that this worker sends one session back to its checkpoint
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -60,8 +61,8 @@ class Asking:
     """See the module docstring. ``dial(session, epoch)``: asks the daemon for a connection to that session's worker,
     unless its owner is still that of ``epoch``.
 
-    ``replaying()``: whether this worker only repeats what another one of the session did: then nobody has to have what
-    its ranks brought, since that one saw to it.
+    ``replaying()``: whether this worker only repeats calls of the session's owner: then no session has to confirm that
+    it has the contributions of ranks here, since the owner has ensured it.
     """
 
     def __init__(self, session: str, contributions: Log, dial: Callable[[str, int], None],
@@ -74,16 +75,16 @@ class Asking:
         self._shared: dict[Unique, Shared] = {}
         self._links: dict[str, SealedConnection] = {}
         self._epochs: dict[str, int] = {}
-        self._next: dict[str, tuple[float, float]] = {}  #: when one is asked for again, and how much later then
+        self._next: dict[str, tuple[float, float]] = {}  #: when a link is requested again, and the wait after that
         self._floors: dict[Unique, int] = {}
-        self._refills: dict[Unique, str] = {}  #: communicators of which the log may lack something, and who is asked
+        self._refills: dict[Unique, str] = {}  #: communicators that the log may lack parts of: the session to ask
         self._refilling: list[Unique] = []  #: by the id of the REFILL
         self._linked: dict[str, int] = {}  #: by session: the epoch of the newest link to it
         self._thread: threading.Thread | None = None
 
     # -- what the device asks --------------------------------------------------------
     def opened(self, unique: Unique, shared: Shared) -> None:
-        """Note who the ranks of a communicator are."""
+        """Note the ranks of a communicator."""
         with self._lock:
             self._shared[unique] = shared
             others = [session for session in shared.members if session != self._session]
@@ -113,17 +114,17 @@ class Asking:
             self._questions.settle(unique, key)
 
     def floor(self, unique: Unique, number: int) -> None:
-        """Tell the others that this session asks for no collective below ``number`` again."""
+        """Send the other sessions that this one requests no collective below ``number`` again."""
         with self._lock:
             self._floors[unique] = number
             for session in set(self._shared[unique].members) & set(self._links):
                 self._tell(session, FLOOR, _encode(Floor(unique, number)))
 
-    # -- what the daemon brings --------------------------------------------------------
+    # -- what the daemon sends ---------------------------------------------------------
     def link(self, session: str, connection: SealedConnection, lent: PeerSegments | None = None) -> None:
-        """Take a connection to the session's worker. ``lent``: memory of it that is mapped here.
+        """Use a connection to the session's worker. ``lent``: memory of that worker, mapped here.
 
-        Raises :class:`Fenced` for one of an older epoch.
+        Raises :class:`Fenced` for a worker of an older epoch.
         """
         with self._lock:
             if connection.epoch < self._epochs.get(session, 0):
@@ -163,14 +164,14 @@ class Asking:
             old.close()
 
     def owned(self) -> None:
-        """This worker owns its session from now on: links that it asked over before said that it does not."""
+        """Note that this worker owns its session from now on: links made before, as a non-owner, are closed."""
         with self._lock:
             links = list(self._links.values())
         for link in links:
             link.close()
 
     def gone(self, session: str, why: str) -> None:
-        """A session is over: what it brought is asked of others, and what they lack is lost."""
+        """Note that a session is over: its contributions are requested of others, and what they lack is lost."""
         with self._lock:
             if session not in self._questions.gone:
                 log.info("a session with ranks of a communicator is over", peer=session, reason=why)
@@ -178,7 +179,7 @@ class Asking:
             self._send(self._questions.is_gone(session, why))
 
     def describe(self) -> dict[str, Any]:
-        """Return which sessions are linked, which were asked something and are not, and which are over."""
+        """Return {linked, unreached, gone}: sessions linked, sessions to be asked without a link, sessions over."""
         with self._lock:
             return {"linked": sorted(self._links), "gone": dict(self._questions.gone),
                     "unreached": sorted({q.session for q in self._questions.open.values()} - set(self._links))}
@@ -230,7 +231,7 @@ class Asking:
     def _tell(self, session: str, kind: int, body: bytes) -> None:
         try:
             self._links[session].send(kind, body)
-        except LinkError:  # its reader notices as well, and another connection is asked for
+        except LinkError:  # its reader notices as well, and another connection is requested
             pass
 
     def _read(self, session: str, connection: SealedConnection, lent: PeerSegments | None) -> None:
@@ -255,12 +256,12 @@ class Asking:
             log.info("a rank link has ended", peer=session, reason=why)
 
     def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces], lent: PeerSegments | None = None) -> None:
-        """Raises :class:`Corrupt`, :class:`LinkError`."""
+        """Handle a message. Raises :class:`Corrupt`, :class:`LinkError`."""
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
             with self._lock:
                 question = self._questions.open.get(said.id)
-                if question is not None:  # another rank of this session may have got it meanwhile
+                if question is not None:  # another rank of this session may have received it meanwhile
                     self._questions.came(said.id, self._log.get(question.unique, question.key))
                 self._send(self._questions.never(said.id, said.why, said.again))
             return
@@ -289,24 +290,24 @@ class Asking:
         self._came(question, decode(whole))
 
     def _take_placed(self, question: Question | None, rows: memoryview, lent: PeerSegments | None) -> None:
-        """Raises :class:`Corrupt`, :class:`LinkError`."""
+        """Take contributions in lent memory. Raises :class:`Corrupt`, :class:`LinkError`."""
         if lent is None:
             raise Corrupt("PLACED came over a rank link without memory", reason="message")
-        came = placed(rows, lent.view)  # also where nobody asks any more: so it is given back
+        came = placed(rows, lent.view)  # also where the question is closed: so the memory is given back
         if question is not None:
             self._came(question, came)
 
     def _came(self, question: Question, came: dict[int, Contribution]) -> None:
-        """Raises :class:`Corrupt`."""
+        """Keep contributions that answer a question. Raises :class:`Corrupt`."""
         if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
-        # First there, then not asked any more: another rank of this session would ask again in between.
+        # The log before the question: another rank of this session would ask again in between.
         self._log.put(question.unique, question.key, came)
         with self._lock:
             self._questions.came(question.id, came)
 
     def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
-        """Raises :class:`Corrupt`."""
+        """Keep contributions that answer a REFILL. Raises :class:`Corrupt`."""
         number, sender, receiver, which = KEPT_HEAD_LAYOUT.unpack_from(body)
         whole = pieces.setdefault(-1, Pieces("kept contributions")).take(body[KEPT_HEAD_LAYOUT.size:])
         with self._lock:
@@ -317,7 +318,7 @@ class Asking:
             self._log.put(unique, (sender, receiver, which), decode(whole))
 
     def _renew(self, session: str) -> None:
-        """Ask the next worker of a session whether it has what the one before had: it does not, yet."""
+        """Ask a session's new worker to confirm the contributions that the worker before it had confirmed."""
         if self._replaying():
             return
         for unique, shared in self._shared.items():
@@ -334,7 +335,10 @@ class Asking:
         self._shared[question.unique].lost(question.key, f"rank {names} brings nothing to it: {why}")
 
     def _send_back(self, question: Question, session: str) -> bool:
-        """Have the session begin again at its checkpoint, once at each epoch; not for a move, which owns nothing."""
+        """Have the session begin again at its checkpoint, once at each epoch. Return whether it will.
+
+        Not for a move's destination, which owns nothing yet.
+        """
         link, epochs = self._links.get(session), self._sent_back.setdefault(session, set())
         if self._replaying() or (len(epochs) >= MOST_BACK and (link is None or link.epoch not in epochs)):
             return False

@@ -1,8 +1,8 @@
-"""The gate of a worker: where its session stands still for a checkpoint of all members of a gang.
+"""The gate of a worker: it pauses the session for a checkpoint of all members of a gang.
 
-The leader closes the gates of all members, has those that are behind apply calls up to the furthest, and when all have
-given the same collectives and have them complete, has each take its snapshot there. A gate opens by itself after the
-time that it was closed for: leaders and daemons may be lost, the program goes on.
+The leader closes the gates of all members, has the members that are behind apply calls up to the furthest, and when
+all have submitted the same collectives and these are complete, has each take its snapshot there. A gate opens by itself
+after a time limit: leaders and daemons may be lost, and the program must go on.
 
 ========  ==========================  ==========================================================================
 state     on                          what follows
@@ -10,7 +10,7 @@ state     on                          what follows
 open      hold                        closed: no call is applied from the next boundary on
 closed    hold, target not reached    passing: calls are applied up to it, one collective at a time
 passing   target reached              closed, by the applying thread itself
-closed    take                        taken: the checkpoint that waits stands still here, and opens it when it has it
+closed    take                        taken: the waiting checkpoint pauses the session, and opens the gate after it
 any       open, time over             open; that attempt closes it no more
 ========  ==========================  ==========================================================================
 """
@@ -32,19 +32,19 @@ from rgpu.session.errors import Refused, TimedOut
 
 log = structlog.get_logger(__name__)
 
-TAKE_SECONDS = 10.0  #: from the leader's word until the snapshot has begun
-UNHEARD_SECONDS = 30.0  #: without a word of the cut's leader after which a checkpoint that waits for it is given up
-MOST_SECONDS = 60.0  #: that a leader may have a gate closed
+TAKE_SECONDS = 10.0  #: from the leader's request until the snapshot has begun
+UNHEARD_SECONDS = 30.0  #: without a request of the cut's leader after which a waiting checkpoint is given up
+MOST_SECONDS = 60.0  #: limit of the time for which a leader may close a gate
 MOST_OVER = 64  #: attempts that are over and remembered
-LOOK = 0.05  #: seconds between two looks whether a checkpoint that waits was given up
+LOOK = 0.05  #: seconds between two checks whether a waiting checkpoint was given up
 
 
 class Gated(Protocol):
-    """The session, as far as it is needed here."""
+    """The part of the session that is needed here."""
 
     @property
     def device(self) -> Device:
-        """What it runs on."""
+        """Device that the session runs on."""
 
     def hold(self) -> None:
         """Stop applying calls at the next boundary."""
@@ -71,17 +71,17 @@ class CutGate:
         self._target: dict[str, int] = {}
         self._over: deque[str] = deque(maxlen=MOST_OVER)
         self._ready = ""  #: the cut whose checkpoint waits here
-        self._heard = 0.0  #: when its leader said something, monotonic s
+        self._heard = 0.0  #: time of its leader's last request, monotonic s
         self._watching = False
 
     # -- the leader -----------------------------------------------------------------
     def told(self, word: str, cut: str, attempt: str = "", target: Mapping[str, int] | None = None,
              seconds: float = 0.0, wait: float = 0.0, drain: bool = False) -> dict[str, Any]:
-        """Do what the leader says, and answer {ready, open, stands, drained, given}.
+        """Carry out a request of the leader. Return {ready, open, stands, drained, given}.
 
-        ``word``: look, hold, take, open. ``target``: to be given by communicator, as :meth:`Given.rows` names them.
-        ``seconds``: after which the gate opens by itself. ``wait``: seconds that the answer may take, for what was
-        asked for to become true. ``drain``: work that was given is to be complete, too. Raises :class:`Refused`.
+        ``word``: look, hold, take, open. ``target``: collectives to be submitted, by communicator as :meth:`Given.rows`
+        names them. ``seconds``: after which the gate opens by itself. ``wait``: seconds that the answer may take, for
+        the requested state to be reached. ``drain``: submitted work is to be complete, too. Raises :class:`Refused`.
         """
         until = time.monotonic() + wait
         with self._changed:
@@ -127,14 +127,14 @@ class CutGate:
             self._state = "passing"
 
     def _take(self, attempt: str) -> None:
-        """Raises :class:`Refused` where the gate opened meanwhile."""
+        """Let the waiting checkpoint begin. Raises :class:`Refused` where the gate opened meanwhile."""
         if self._attempt != attempt or self._state not in ("closed", "taken") or not self._session.stands(0.0):
             raise Refused("the gate of the session has opened by itself: the leader took too long")
         self._state, self._until = "taken", time.monotonic() + TAKE_SECONDS
         self._changed.notify_all()
 
     def _stands(self, attempt: str, until: float) -> bool:
-        """Whether the session stands at the target, by then."""
+        """Whether the session is paused at the target by ``until`` (monotonic)."""
         with self._changed:
             self._changed.wait_for(lambda: self._attempt != attempt or self._state != "passing",
                                    max(0.0, until - time.monotonic()))
@@ -144,7 +144,7 @@ class CutGate:
 
     # -- the applying thread ----------------------------------------------------------
     def gave(self) -> None:
-        """A group of collectives was given: stop in front of the next call where that is what was waited for."""
+        """Close the gate ahead of the next call if the group of collectives just submitted reaches the target."""
         if self._state != "passing":
             return
         with self._changed:
@@ -158,16 +158,17 @@ class CutGate:
     # -- the checkpoint -----------------------------------------------------------------
     @contextmanager
     def standing_still(self, cut: str, gave_way: Callable[[], str]) -> Iterator[None]:
-        """Stand still where all members do, once the leader says so. ``gave_way``: why the checkpoint is given up.
+        """Pause at the point where all members do, once the leader requests it.
 
-        Raises :class:`Refused` where it is, or nothing is heard of the leader.
+        ``gave_way()``: why the checkpoint was given up, empty if it was not. Raises :class:`Refused` where it was, or
+        the leader is silent for :data:`UNHEARD_SECONDS`; :class:`TimedOut` where work does not drain.
         """
         try:
             self._await_take(cut, gave_way)
             self._session.pause()
             try:
                 with self._changed:
-                    if self._state != "taken":  # its time was over before this thread came to it
+                    if self._state != "taken":  # its time was over before this thread got here
                         raise Refused("the gate of the session has opened by itself before its snapshot began")
                     self._until = float("inf")  # this thread opens it, whatever happens
                 if not self._session.device.drain(TAKE_SECONDS):

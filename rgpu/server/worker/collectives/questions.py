@@ -1,4 +1,7 @@
-"""What a worker has to ask other sessions about collectives, whom next, and when it gives up: no links, no threads."""
+"""A worker's open questions to other sessions about collectives, without links or threads.
+
+It decides which session is asked next, and when a question is given up.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ class Question:
     unique: Unique
     key: Key
     members: Sequence[str]
-    want: tuple[int, ...]  #: ranks whose contributions are asked for, and did not come yet
-    own: tuple[int, ...]  #: ranks here, of which that session has to have what they brought
+    want: tuple[int, ...]  #: ranks whose contributions are requested, and were not received yet
+    own: tuple[int, ...]  #: ranks here whose contributions that session has to confirm
     since: float  #: monotonic s
-    now: bool = False  #: with what is there: the session is asked in another one's stead
+    now: bool = False  #: to be answered at once from what is kept: the session is asked in place of another
     tried: set[str] = field(default_factory=set)
-    why: str = ""  #: why the session whose ranks they are does not answer
-    source: str = ""  #: that session, where it can bring again what nobody keeps
+    why: str = ""  #: why the session of those ranks does not answer
+    source: str = ""  #: that session, where it can produce again what no session keeps
 
     @property
     def over(self) -> bool:
@@ -32,9 +35,12 @@ class Question:
 
 
 class Questions:
-    """All that is open. Not locked. ``holds``: (question) its session has what the ranks here brought; ``lost``:
-    (question, why) nobody has what was wanted; ``go_back``: (question, session) the session can bring it again:
-    whether it is to."""
+    """All open questions. Not locked.
+
+    ``holds(question)``: its session has the contributions of ranks here; ``lost(question, why)``: no session has the
+    wanted contributions; ``go_back(question, session)``: returns whether the session, which can, will produce them
+    again.
+    """
 
     def __init__(self, session: str, holds: Callable[[Question], None], lost: Callable[[Question, str], None],
                  go_back: Callable[[Question, str], bool]) -> None:
@@ -45,9 +51,9 @@ class Questions:
 
     def ask(self, unique: Unique, key: Key, members: Sequence[str], want: Collection[int], own: Collection[int],
             takers: Collection[str], now: float) -> list[Question]:
-        """Open the questions about one collective: to each session what its ranks brought. Return them.
+        """Open the questions about one collective: one to each session, for its ranks' contributions. Return them.
 
-        ``takers``: sessions that have to have what ``own`` ranks brought.
+        ``takers``: sessions that have to confirm the contributions of ``own`` ranks.
         """
         made = []
         asked = {rank for one in self.open.values() if (one.unique, one.key) == (unique, key) for rank in one.want}
@@ -64,13 +70,13 @@ class Questions:
         return [question for question in made if question.id in self.open]
 
     def came(self, id: int, ranks: Collection[int]) -> None:
-        """Note that what these ranks brought, which a question wanted, is here."""
+        """Note that the contributions of these ranks, which a question wanted, are here."""
         if (question := self.open.get(id)) is not None:
             question.want = tuple(rank for rank in question.want if rank not in ranks)
             self._close_if_over(question)
 
     def holds(self, id: int) -> None:
-        """Note that the session has what the ranks here brought."""
+        """Note that the session has the contributions of ranks here."""
         if (question := self.open.get(id)) is not None and question.own:
             self._holds(question)
             question.own = ()
@@ -79,8 +85,8 @@ class Questions:
     def never(self, id: int, why: str, again: bool = False) -> list[Question]:
         """Note that a session will not answer: another one is asked, or the collective is lost. Return new questions.
 
-        Where the session has what it was to have, or is over, only what it was asked for is missing. ``again``: the
-        session can bring it again; it is asked to where nobody keeps it, and the question stays open until it does.
+        Where the session has what it was to confirm, or is over, only the wanted contributions are missing. ``again``:
+        the session can produce them again; it is requested where no session keeps them, and the question stays open.
         """
         question = self.open.pop(id, None)
         if question is None:
@@ -89,13 +95,13 @@ class Questions:
             self._lost(question, why)
             return []
         if question.own:
-            self._holds(question)  # nobody is there who could miss it
+            self._holds(question)  # the session is over: it needs nothing
         if again:
             question.source = question.session
         return self._elsewhere(question, why) if question.want else []
 
     def is_gone(self, session: str, why: str) -> list[Question]:
-        """Note that a session is over: what it was asked for is asked of others. Return the new questions."""
+        """Note that a session is over: others are asked in its place. Return the new questions."""
         self.gone[session] = why
         return [made for question in list(self.open.values()) if question.session == session
                 for made in self.never(question.id, f"session {session} is over: {why}")]

@@ -1,4 +1,4 @@
-"""A worker's rank links: the device's way to ranks in other sessions, and theirs to this one's."""
+"""A worker's rank links: they connect the device to ranks in other sessions, and those to this session's ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from rgpu.server.worker.collectives.segments import OwnSegments, PeerSegments
 
 
 class Ranks:
-    """Does what :class:`rgpu.server.collectives.exchange.Exchange` promises. ``dial``, ``replaying``: as for
-    :class:`.asking.Asking`; ``go_back``: as for :class:`.answering.Answering`."""
+    """An implementation of :class:`rgpu.server.collectives.exchange.Exchange`.
+
+    ``dial``, ``replaying``: as for :class:`.asking.Asking`; ``go_back``: as for :class:`.answering.Answering`.
+    """
 
     def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
                  replaying: Callable[[], bool], go_back: Callable[[str], None] = lambda why: None) -> None:
@@ -54,9 +56,9 @@ class Ranks:
     # -- the daemon -------------------------------------------------------------
     def link(self, fd: int, peer: str, epoch: int, ticket: bytes, secret: bytes, memory: tuple[bytes, int] | None = None
              ) -> None:
-        """Ask over this socket, which leads to the port of the node that holds ``peer`` at ``epoch`` by the record.
+        """Ask over this socket, which leads to the port of the node that owns ``peer`` at ``epoch`` by the record.
 
-        ``memory``: the number and the descriptor of a rank memory socket. Raises what the node refuses with,
+        ``memory``: the number and the descriptor of a rank memory socket. Raises the node's refusal,
         :class:`Fenced`, :class:`LinkError`.
         """
         sock = socket.socket(fileno=fd)
@@ -94,7 +96,7 @@ class Ranks:
         self._asking.owned()
 
     def passed(self, position: int) -> None:
-        """Note that the session never begins again ahead of this position of its journal."""
+        """Note that the session never begins again before this position of its journal."""
         for unique, shared in list(self._uniques.items()):
             if number := self.log.passed(unique, position):
                 self._asking.floor(unique, number)

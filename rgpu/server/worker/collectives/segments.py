@@ -1,8 +1,8 @@
-"""Memory of contributions that workers of one node share: who brought one writes it once, the others map it.
+"""Memory of contributions that workers of one node share: the contributing worker writes it once, the others map it.
 
 Each contribution has a segment (a memfd) of its own, which no other process can write to. A segment is used again when
-nothing here refers to it and every borrower has said the same of what it was given; where a borrower is gone without a
-word, it is not: it stays as it is until the last who maps it drops it. So what a lost worker brought outlives it.
+nothing here refers to it and every borrower has released it. Where a borrower ended without releasing it, the segment
+is not used again: it stays unchanged until its last mapping ends. So the contribution of a lost worker outlives it.
 
 Messages: docs/protocols/ranks.md, "The rank memory socket".
 """
@@ -33,7 +33,7 @@ LARGEST = 1 << 32  #: bytes of a segment
 MOST_KEPT = 512 << 20  #: bytes of segments that nothing uses
 MOST_MAPPED = 1 << 36  #: bytes of one lender's segments that a borrower maps
 WASTE = 2  #: how many times as large as asked for a segment may be
-ANSWER_SECONDS = 5.0  #: that a segment which was named may take to come
+ANSWER_SECONDS = 5.0  #: limit for the arrival of a segment that was named
 F_SEAL_FUTURE_WRITE = 0x10  #: linux/fcntl.h; Python names it from 3.12 on
 
 
@@ -45,30 +45,30 @@ class _Segment:
     whole: Array
     used: bool = False  #: by this worker
     lent: Counter[Any] = field(default_factory=Counter)  #: by borrower: views that it did not give back
-    known: set[Any] = field(default_factory=set)  #: borrowers that were given it
-    retired: bool = False  #: a borrower is gone without a word: it is not written again
+    known: set[Any] = field(default_factory=set)  #: borrowers that received its descriptor
+    retired: bool = False  #: a borrower ended without releasing it: it is not written again
 
 
 class OwnSegments:
-    """What this worker's ranks brought, and who borrows it. Thread-safe; borrowers are :class:`Borrower` objects."""
+    """Segments of this worker's contributions, and their borrowers (:class:`Borrower`). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._over: deque[int] = deque()  #: addresses; appended to by the collector of garbage, in any thread
+        self._over: deque[int] = deque()  #: addresses; appended to by the garbage collector, in any thread
         self._segments: dict[int, _Segment] = {}  #: by address
         self._borrowers: set[Borrower] = set()
         self._numbers = 0
-        self.copied = 0  #: bytes of contributions that were sent to nobody
+        self.copied = 0  #: bytes of contributions that were named rather than sent
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody borrows."""
+        """Whether there is a borrower."""
         return bool(self._borrowers)
 
     def take(self, size: int) -> Array | None:
-        """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: nobody borrows, or none is there.
+        """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: no borrower, or no memory.
 
-        It is the caller's until the array, and all memory views of it, are gone.
+        It is the caller's until the array, and all memory views of it, are freed.
         """
         if not SMALLEST <= size <= LARGEST or not (self._borrowers or self._segments):
             return None
@@ -112,7 +112,7 @@ class OwnSegments:
             self._borrowers.add(borrower)
 
     def dismiss(self, borrower: Borrower) -> None:
-        """Note that a borrower is gone: what it was lent may still be read by it."""
+        """Note that a borrower's link ended: it may still read what it was lent."""
         with self._lock:
             if borrower in self._borrowers:
                 self._hear(borrower)
@@ -132,7 +132,7 @@ class OwnSegments:
 
     # -- with the lock ----------------------------------------------------------------
     def _make(self, size: int) -> _Segment | None:
-        """A new segment; None where none is to be had."""
+        """Return a new segment; None where none can be made."""
         if len(self._segments) >= MOST_SEGMENTS:
             return None
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -143,7 +143,7 @@ class OwnSegments:
         try:
             os.posix_fallocate(fd, 0, size)
             mapped = host_zone.shared(fd, size, writable=True, huge=True)
-            # From here on nobody makes a writable mapping of it: ours exists already.
+            # From here on no process can make a writable mapping of it: ours exists already.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, shared.SEALS | F_SEAL_FUTURE_WRITE)
         except OSError:
             os.close(fd)
@@ -173,7 +173,7 @@ class OwnSegments:
                     del segment.lent[borrower]
 
     def _trim(self, most: int) -> None:
-        """Drop what will not be used again, and what is free beyond ``most`` bytes."""
+        """Drop segments that will not be used again, and free ones beyond ``most`` bytes."""
         kept = 0
         for address, segment in list(self._segments.items()):
             if segment.used or segment.lent:
@@ -199,7 +199,7 @@ class Borrower:
         self._forgotten: deque[int] = deque()
 
     def returned(self) -> Counter[int]:
-        """Return how often each segment was given back since this was asked last."""
+        """Return how often each segment was given back since the last call."""
         found: Counter[int] = Counter()
         try:
             while (message := self.channel.receive()) is not None:
@@ -212,7 +212,7 @@ class Borrower:
         return found
 
     def forget(self, number: int) -> None:
-        """Tell it to unmap a segment that nothing names, now or when this is called again."""
+        """Have the borrower unmap a segment that nothing names, now or when this is called again."""
         self._forgotten.append(number)
         try:
             while self._forgotten and self.channel.send(DROP, self._forgotten[0]):
@@ -222,10 +222,10 @@ class Borrower:
 
 
 class PeerSegments:
-    """What another worker of this node lends. :meth:`view` and :meth:`settle` are one thread's."""
+    """Segments lent by another worker of this node. :meth:`view` and :meth:`settle` are for one thread only."""
 
     def __init__(self, number: bytes, channel: shared.Channel) -> None:
-        """``number``: of the channel, by which the lender knows it."""
+        """Map nothing yet. ``number``: of the channel, by which the lender finds it."""
         self.number = number
         channel.sock.settimeout(ANSWER_SECONDS)
         self._channel = channel
@@ -233,12 +233,12 @@ class PeerSegments:
         self._come.register(channel.sock, select.POLLIN)
         self._wholes: dict[int, Array] = {}
         self._mapped = 0
-        self._over: deque[int] = deque()  #: segments of views that are gone; appended to in any thread
+        self._over: deque[int] = deque()  #: segments of views that were freed; appended to in any thread
 
     def view(self, number: int, size: int) -> memoryview:
         """Return ``size`` bytes of a segment, read-only; it is given back when nothing refers to them any more.
 
-        Raises :class:`Corrupt`, :class:`LinkError` where it does not come.
+        Raises :class:`Corrupt`, :class:`LinkError` where the segment does not arrive.
         """
         while number not in self._wholes:
             self._receive()
@@ -250,7 +250,7 @@ class PeerSegments:
         return view.data
 
     def settle(self) -> None:
-        """Give back what is not referred to any more, and take what came. Raises as :meth:`view` does."""
+        """Give back segments that nothing refers to, and read messages received. Raises as :meth:`view` does."""
         numbers: Counter[int] = Counter()
         while self._over:
             numbers[self._over.popleft()] += 1
@@ -264,7 +264,7 @@ class PeerSegments:
             self._receive()
 
     def close(self) -> None:
-        """End it: what was lent stays mapped while anything refers to it."""
+        """Close the channel: what was lent stays mapped while anything refers to it."""
         self._channel.close()
         self._wholes.clear()
 
@@ -287,7 +287,7 @@ class PeerSegments:
             except OSError as error:
                 raise LinkError(f"a segment of contributions cannot be mapped: {error}") from error
             whole = self._wholes[message.number] = np.frombuffer(mapped, np.uint8)
-            whole.setflags(write=False)  # nobody here may try
+            whole.setflags(write=False)  # the mapping is read-only: a write would be a fault
         finally:
             if message.fd >= 0:
                 os.close(message.fd)

@@ -1,8 +1,8 @@
 """A session arrives: the shell around :data:`rgpu.migrate.move.destination.DESTINATION`, in its new worker.
 
 Every command of the table is one method here. Nothing is decided in this file:
-what does not hold is raised, and so is the event ``failed``. A replay that fails
-is of no use any more, nor is its context: the worker ends.
+a failed check raises an error, which becomes the event ``failed``. A replay that failed
+cannot be used any more, nor can its context: the worker ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MESSAGES = {REPLAY: "replay_begins", CALLS: "calls", PING: "ping", PROBE: "sampl
 
 
 class DestinationWorker(Protocol):
-    """What an arrival uses of the worker that is to have the session."""
+    """The part of the destination's worker that an arrival uses."""
 
     @property
     def runtime(self) -> SessionRuntime:
@@ -54,19 +54,19 @@ class DestinationWorker(Protocol):
 
     @property
     def folder(self) -> Path | None:
-        """Where a source of the same host may hand its memory over."""
+        """Folder in which a source of the same host may hand its memory over."""
 
     def report(self, event: str, **values: Any) -> None:
-        """Tell the daemon."""
+        """Send the daemon an event."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the worker says of itself."""
+        """Return the worker's state."""
 
     def own(self, epoch: int) -> None:
         """Serve the session from now on."""
 
     def leave(self, reason: str) -> None:
-        """Nothing comes of it: end."""
+        """End the worker: the move was given up."""
 
 
 class Arrival(RoleShell[DestinationRole]):
@@ -82,11 +82,11 @@ class Arrival(RoleShell[DestinationRole]):
         self.receiver.make = self._objects_came
         self._ahead: Ahead | None = None
         self._received = Received()
-        self._pages = 0  #: that were verified
+        self._pages = 0  #: pages verified
         self._phases = Phases()
         self._feed: Callable[[Any], int] | None = None  #: of the replay's stream of calls
         self._pieces = Pieces("a state")
-        self._last: SessionState | None = None  #: of the last pause, behind a replay
+        self._last: SessionState | None = None  #: state of the last pause, after a replay
         self._wanted: dict[int, list[int]] = {}  #: pages of it that differ here
 
     def run(self) -> None:
@@ -95,17 +95,17 @@ class Arrival(RoleShell[DestinationRole]):
             self.drive("receive")
         finally:
             self.receiver.peer.close()
-            self.connection.close()  # what was said is read before that is noticed
+            self.connection.close()  # messages sent before are read before the end is noticed
 
-    # -- a whole session, or a cut of one ------------------------------------------------
+    # -- a whole session, or a consistent snapshot of one --------------------------------
     def do_take_pages(self, command: Command) -> Event:
-        """Receive pages until the state comes."""
+        """Receive pages until the state arrives."""
         fault("receive")
         self._received = self.receiver.receive()
         return self.event("state_arrived", found=self._received.session)
 
     def _objects_came(self, data: bytes) -> None:
-        """Between two rounds of pages. Raises what does not hold: it ends the taking of pages as well."""
+        """Handle objects that arrive between two rounds of pages. A raised error ends the receiving of pages, too."""
         failed = self._perform(self._take(self.event("objects_came", found=data)))
         if failed is not None and self.error is not None:
             raise self.error
@@ -121,7 +121,7 @@ class Arrival(RoleShell[DestinationRole]):
         fault("ahead.made")
 
     def do_rebuild(self, command: Command) -> Event:
-        """Replay the live objects, write the pages that waited for them, verify all."""
+        """Replay the live objects, write the pages that waited for them, verify every page."""
         state = self._received.state
         assert state is not None
         fault("rebuild")
@@ -134,12 +134,12 @@ class Arrival(RoleShell[DestinationRole]):
         return self.event("rebuilt", found=state.position)
 
     def do_report_verified(self, command: Command) -> None:
-        """Tell source and daemon that every page was verified."""
+        """Report to source and daemon that every page was verified."""
         self.receiver.done(self._pages, self._phases.ms())
         self.worker.report("received", **self.worker.describe())
 
     def do_listen(self, command: Command) -> Event:
-        """The next message, a state of several pieces as one."""
+        """Receive the next message; a state in several pieces counts as one."""
         while True:
             try:
                 kind, body = self.connection.recv()
@@ -156,11 +156,11 @@ class Arrival(RoleShell[DestinationRole]):
 
     # -- the replay -------------------------------------------------------------------
     def do_begin_replay(self, command: Command) -> None:
-        """Begin to apply the calls made since the cut."""
+        """Begin to apply the calls made since the snapshot point."""
         self.runtime.replay()
 
     def do_apply_calls(self, command: Command) -> None:
-        """Apply calls that came. Raises :class:`Corrupt`."""
+        """Apply received calls. Raises :class:`Corrupt`."""
         body = command.found
         if not len(body) or (self._feed is None and not body[0]):
             raise Corrupt("the calls do not begin with a whole one", reason="stream")
@@ -175,7 +175,7 @@ class Arrival(RoleShell[DestinationRole]):
         self.connection.send(PONG, wire.pong(wire.read_ping(command.found), self.runtime.applied))
 
     def do_compare_sample(self, command: Command) -> None:
-        """The source stood here when it hashed these pages: say how many differ."""
+        """Compare pages that the source hashed at this position, and answer how many differ."""
         number, position, entries = wire.read_probe(command.found)
         self._stand_at(position)
         fault("replay.probe")
@@ -183,7 +183,10 @@ class Arrival(RoleShell[DestinationRole]):
         self.connection.send(PROBED, wire.probed(number, len(entries), count))
 
     def _stand_at(self, position: int) -> None:
-        """Every call up to there was applied and is complete. Raises :class:`RecoveryFailed`."""
+        """Check that every call up to ``position``, and none behind it, is applied and complete.
+
+        Raises :class:`RecoveryFailed`.
+        """
         if self.runtime.applied != position:
             raise RecoveryFailed(f"the replay stands at {self.runtime.applied}, the session at {position}",
                                  reason="position")
@@ -192,13 +195,13 @@ class Arrival(RoleShell[DestinationRole]):
         self._check()
 
     def _check(self) -> None:
-        """Raises :class:`RecoveryFailed` when the replay went wrong."""
+        """Raise :class:`RecoveryFailed` if the replay failed."""
         if error := self.runtime.executor.error:
             detail = self.runtime.device.error_detail() or self.runtime.executor.broken_detail
             raise RecoveryFailed(f"the replay failed with {error}: {detail}", reason="device")
 
     def do_compare(self, command: Command) -> Event:
-        """Everything that is here with the last pause."""
+        """Compare everything that is here with the source's state at the last pause."""
         runtime, device = self.runtime, self.runtime.device
         last = self._last = SessionState.decode(command.found)
         if last.hash_key != runtime.hash_key:
@@ -214,7 +217,7 @@ class Arrival(RoleShell[DestinationRole]):
         return self.event("compared")
 
     def do_repair(self, command: Command) -> Event:
-        """Have sent what differs, write and verify it."""
+        """Request the pages that differ, write and verify them."""
         last, wanted = self._last, self._wanted
         assert last is not None
         device, receiver = self.runtime.device, self.receiver
@@ -235,7 +238,7 @@ class Arrival(RoleShell[DestinationRole]):
         return self.event("repaired")
 
     def do_finish_replay(self, command: Command) -> Event:
-        """Take over answers, events and clock."""
+        """Use the source's answers, events and clock."""
         assert self._last is not None
         began = time.monotonic()
         self.runtime.settle(self._last)
@@ -250,7 +253,7 @@ class Arrival(RoleShell[DestinationRole]):
         self.worker.own(int(command.found))
 
     def do_report_failed(self, command: Command) -> None:
-        """The source must hear that nothing comes of it."""
+        """Report the failure to the source."""
         log.warning("receiving failed", session=self.runtime.session, reason=command.reason)
         with suppress(RgpuError):
             self.receiver.failed((self.error or MoveFailed(command.reason)).as_dict())
@@ -276,7 +279,7 @@ def compare_pages(present: MomentView, last: SessionState) -> dict[int, list[int
 
 
 def staged(state: SessionState, pages: dict[int, bytes]) -> Iterator[tuple[int, int, bytes | None]]:
-    """Pages that were kept by absolute address, as (region address, page index, bytes)."""
+    """Yield the pages that were kept by absolute address, as (region address, page index, bytes)."""
     for region in state.regions:
         if region.kind != "mapped":
             for index in range(pagehash.page_count(region.size)):

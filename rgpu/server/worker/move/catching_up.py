@@ -1,8 +1,8 @@
-"""The source ships the calls since a cut to the destination's replay, piece by piece, and hears how it goes.
+"""The source ships the calls since the snapshot point to the destination's replay, and reads its progress.
 
-Two questions travel with the calls: a ping (how far behind is it?) and a sample
-of pages (does it come to the same bytes? see :mod:`.probing`). What the answers
-mean is the table's to say (:mod:`rgpu.migrate.move.source`).
+Two kinds of question are sent between the calls: a ping (how far behind is the replay?) and a sample
+of pages (does it produce the same bytes? see :mod:`.probing`). The table evaluates the
+answers (:mod:`rgpu.migrate.move.source`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rgpu.migrate.transfer import replay_link as wire
 from rgpu.server.worker.apply.journal_tap import JournalTap, Piece
 from rgpu.session.errors import Corrupt, MoveFailed, TimedOut, from_dict
 
-TELL_SECONDS = 0.2  #: between two words about how far a replay is
-IN_FLIGHT = 4  #: pings without an answer
+TELL_SECONDS = 0.2  #: between two reports of a replay's progress
+IN_FLIGHT = 4  #: pings without an answer, at most
 
 
 class CatchUp:
     """One replay, seen from the source: :meth:`ship` again and again; at last :meth:`rest` and :meth:`wanted`."""
 
     def __init__(self, connection: SealedConnection, tap: JournalTap, tell: Callable[..., None]) -> None:
-        """``tell`` spreads progress."""
+        """Ship nothing yet. ``tell(phase, **values)``: reports progress."""
         self.call_bytes = 0
         self._connection = connection
         self._tap = tap
         self._tell = tell
         self._pings: deque[tuple[int, float]] = deque()  #: without an answer: number, when the calls were applied
-        self._probes: deque[tuple[int, float]] = deque()  #: the same of samples
+        self._probes: deque[tuple[int, float]] = deque()  #: the same for samples
         self._samples: list[tuple[int, int, float]] = []  #: compared, differing, how far behind
         self._number = 0
         self._lag = FAR
@@ -44,7 +44,7 @@ class CatchUp:
         self._told = 0.0
 
     def ship(self, pages: int) -> Shipped:
-        """A piece of the calls, or nothing new; and what has been heard. ``pages``: of the session, for samples."""
+        """Ship a piece of the calls, if there is one. Return the progress. ``pages``: of the session, for samples."""
         self._samples = []
         self._ask(self._tap.take(0.01) if len(self._pings) < IN_FLIGHT else None)
         while (self._pings or self._probes) and self._hear(0.0 if len(self._pings) < IN_FLIGHT else 0.05):
@@ -54,13 +54,13 @@ class CatchUp:
             self._tap.overflowed)
 
     def rest(self) -> None:
-        """What the tap still has, in the last pause. All pages are compared then, so samples are left out."""
+        """Ship the rest of the tap, in the last pause. All pages are compared then, so samples are left out."""
         while (piece := self._tap.take(0.0)) is not None:
             if not piece.mark:
                 self._send(piece)
 
     def wanted(self, until: float) -> dict[int, list[int]]:
-        """The pages that differ at the last pause, told before ``until`` (monotonic). Raises :class:`MoveFailed`."""
+        """Wait until ``until`` (monotonic) for the pages that differ at the last pause. Raises :class:`MoveFailed`."""
         while True:
             left = until - time.monotonic()
             if left <= 0:
@@ -94,7 +94,8 @@ class CatchUp:
             self._connection.send(PING, wire.ping(self._number))
 
     def _hear(self, seconds: float) -> bool:
-        """Whether the destination said something in time. Raises what it reports."""
+        """Handle a message of the destination. Return whether one arrived in time. Raises the failure that it reports.
+        """
         try:
             kind, body = self._connection.recv(seconds)
         except TimedOut:
@@ -107,7 +108,7 @@ class CatchUp:
         elif kind == PROBED:
             number, compared, differing = wire.read_probed(body)
             if not self._probes or self._probes[0][0] != number:
-                raise Corrupt(f"the result of sample {number}, for which nobody asked", reason="number")
+                raise Corrupt(f"the result of sample {number}, which was not requested", reason="number")
             self._samples.append((compared, differing, self._heard - self._probes.popleft()[1]))
         else:
             raise failure(kind, body, "during the replay")
@@ -118,7 +119,7 @@ class CatchUp:
 
 
 def failure(kind: int, body: Any, when: str) -> MoveFailed:
-    """What to raise for a message that is no answer."""
+    """Return the error for a message that is no answer."""
     if kind == FAILED:
         return MoveFailed(f"the destination says: {from_dict(msgspec.msgpack.decode(body)).message}")
     return MoveFailed(f"the destination answered with message type {kind} {when}")

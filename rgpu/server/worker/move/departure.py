@@ -1,9 +1,9 @@
 """A session leaves: the shell around :data:`rgpu.migrate.move.source.SOURCE`, in its worker.
 
 Every command of the table is one method here. Nothing is decided in this file:
-a method does what its name says, and tells what it found. Whatever is raised by
-:meth:`Departure.run`, the session runs on; an error with ``replay`` in its
-detail says that copying may work.
+a method carries out its command and returns what it found. If
+:meth:`Departure.run` raises, the session runs on; an error with ``replay`` in its
+detail means that copying may work.
 """
 
 from __future__ import annotations
@@ -49,14 +49,18 @@ from rgpu.session.objects.ahead import of as objects_ahead
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0  #: for the session's work to finish (SEMANTICS 19)
-PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
+PACE_SECONDS = 0.15  #: time over which the program's own speed is measured, before its pages are copied
 ARM_SECONDS = 10.0  #: for the agent to begin a new stream
 MOST_ROUNDS_TOLD = 12
 SLEEP_SECONDS = 60.0  #: at most, between two looks at the clock
 
 
 def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> tuple[int, int]:
-    """Tell ``table`` that the other side has the view's pages, all but those wanted; (how many these are, bytes)."""
+    """Note in ``table`` that the other side has the view's pages except the wanted ones.
+
+    ``wanted``: page indices by region address; emptied. Return (number of wanted pages, bytes). Raises
+    :class:`LinkError` for pages that do not exist.
+    """
     table.follow(view.regions())
     count = size = 0
     for region in view.regions():
@@ -73,9 +77,9 @@ def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[
 
 
 class SourceWorker(Protocol):
-    """What a departure uses of the worker that has the session."""
+    """The part of the source's worker that a departure uses."""
 
-    progress: dict[str, Any]  #: of the move, for whoever asks
+    progress: dict[str, Any]  #: of the move, as the worker describes itself
 
     @property
     def runtime(self) -> SessionRuntime:
@@ -86,16 +90,16 @@ class SourceWorker(Protocol):
         """The attached agent."""
 
     def report(self, event: str, **values: Any) -> None:
-        """Tell the daemon."""
+        """Send the daemon an event."""
 
     def offer(self, leaving: Departure) -> None:
-        """The copy is complete: the session stays paused until the record decides. Raises :class:`Fenced`."""
+        """Keep the session paused until the record decides: the copy is complete. Raises :class:`Fenced`."""
 
     def go_on(self) -> None:
-        """The move is off: apply calls again."""
+        """Apply calls again: the move is aborted."""
 
     def leave(self, reason: str) -> None:
-        """Another worker has the session: end."""
+        """End the worker: another one has the session."""
 
 
 class Departure(RoleShell[SourceRole]):
@@ -103,22 +107,22 @@ class Departure(RoleShell[SourceRole]):
 
     def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, options: MoveOptions,
                  more: Callable[[], SealedConnection] | None = None, phases: Phases | None = None) -> None:
-        """``more`` opens a further connection to the destination, for pages."""
+        """Prepare it. ``more()`` opens a further connection to the destination, for pages."""
         super().__init__(SOURCE, role_for(options), worker.runtime.session, "source")
         self.phases = phases or Phases()
         self.worker = worker
         self.runtime = worker.runtime
         self.move = move
         self.connection = connection
-        self.called_off = ""  #: why, from outside, before anything was offered
+        self.called_off = ""  #: why the move was aborted from outside, before anything was offered
         self.sender = PageSender(connection, self.runtime.device, self.runtime.hash_key, fault, more,
                                  peer=options.pages != "stream")
-        self.result: dict[str, Any] | None = None  #: what was offered
-        self.refusal: RgpuError | None = None  #: or why nothing was
-        self.cut_pause = 0.0
+        self.result: dict[str, Any] | None = None  #: statistics of the offered copy
+        self.refusal: RgpuError | None = None  #: or why nothing was offered
+        self.cut_pause = 0.0  #: seconds of the pause for the consistent snapshot
         self.repaired = 0  #: bytes of pages that differed in the last pause
         self._cut_began = self._since = 0.0
-        self._ahead: Ahead | None = None  #: what the destination has made already, or is to make
+        self._ahead: Ahead | None = None  #: objects that the destination has made already, or is to make
         self._copying: CopyThrottle | None = None
         self._tap = JournalTap()
         self._prober = Prober(self.runtime, self._tap)
@@ -129,7 +133,7 @@ class Departure(RoleShell[SourceRole]):
 
     def run(self) -> dict[str, Any]:
         """Send the session away: on return the session is paused and the destination has verified it; else it runs on,
-        and this raises.
+        and this raises the refusal, or :class:`Fenced` where the session is not here any more.
         """
         try:
             self.drive("send")
@@ -142,7 +146,7 @@ class Departure(RoleShell[SourceRole]):
         return self.result
 
     def call_off(self, reason: str) -> None:
-        """The record says that the move is aborted. A thread that is at it finds its connection closed."""
+        """Abort the move, as its record says. The driving thread finds its connection closed."""
         with self.lock:
             if self.driving:
                 self.called_off = reason or "the move was aborted"
@@ -157,7 +161,7 @@ class Departure(RoleShell[SourceRole]):
         self.error = Fenced(f"the move was called off: {self.called_off}; the session runs on here")
         return self.event("reconcile_resume", reason=self.called_off)
 
-    # -- what is told -----------------------------------------------------------------
+    # -- progress ---------------------------------------------------------------------
     def stepped(self, event: Event) -> None:
         """Note a step for ``rgpu migrate status`` and for waiting callers."""
         if event.kind == "round_done":
@@ -194,7 +198,7 @@ class Departure(RoleShell[SourceRole]):
 
     # -- while the program runs ----------------------------------------------------
     def do_begin(self, command: Command) -> Event:
-        """Tell the destination what is coming."""
+        """Announce the session to the destination."""
         fault("connected")
         before = self.runtime.applied, time.monotonic()
         with self.phases.phase("begin"):
@@ -203,9 +207,10 @@ class Departure(RoleShell[SourceRole]):
         return self.event("begun")
 
     def _govern(self, position: int, since: float) -> None:
-        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before.
+        """Copy pages from now on only as fast as the program keeps its speed.
 
-        Only where copying and kernels share processors: a GPU has streams of low priority for it.
+        ``position``, ``since``: an earlier position and its time (monotonic). Only where copying and kernels share
+        processors: a GPU has streams of low priority for it.
         """
         if not getattr(self.runtime.device, "shares_processors", False):
             return
@@ -233,13 +238,16 @@ class Departure(RoleShell[SourceRole]):
         return self.event("round_done", found=Round(pages, sent, seconds, self.sender.takes_objects))
 
     def do_measure(self, command: Command) -> Event:
-        """Measure what the choice of a mode needs."""
+        """Measure the input of the choice of a mode."""
         with self.phases.phase("choose"):
             return self.event("measured", found=measure(self.runtime.device, self.sender.table, self.role.speed,
                                                         self.role.first_seconds))
 
     def do_take_objects(self, command: Command) -> Event:
-        """Contexts and modules, which the destination makes while the session runs on. (In a replay: with the cut.)"""
+        """Collect contexts and modules, which the destination makes while the session runs.
+
+        In a replay it makes them with the consistent snapshot.
+        """
         with self.phases.phase("ahead"):
             self.runtime.pause()
             try:
@@ -257,7 +265,7 @@ class Departure(RoleShell[SourceRole]):
         fault("ahead.sent")
         return self.event("objects_made")
 
-    # -- standing still --------------------------------------------------------------
+    # -- the pause -------------------------------------------------------------------
     def do_pause(self, command: Command) -> Event:
         """Pause the session and wait for its work."""
         if self._replay is not None:
@@ -293,7 +301,7 @@ class Departure(RoleShell[SourceRole]):
 
     @contextmanager
     def _seeing(self, view: MomentView) -> Iterator[None]:
-        """Pages are those of a moment: a view in the device's place, with all that a page stream asks for."""
+        """Send the pages of one moment: put a view, which has all that a page stream reads, in the device's place."""
         device = self.sender.device
         self.sender.device = view  # type: ignore[assignment]
         try:
@@ -303,7 +311,7 @@ class Departure(RoleShell[SourceRole]):
 
     # -- by replay ---------------------------------------------------------------------
     def do_open_tap(self, command: Command) -> Event:
-        """What is applied from now on is kept. With a fast path that begins with the agent's next connection."""
+        """Keep the calls applied from now on. With a fast path that begins with the agent's next connection."""
         link = self.worker.link
         armed = not self.runtime.path.every_record and link is not None
         tap = self._tap = JournalTap(armed=armed)
@@ -326,7 +334,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("drained")
 
     def do_take_cut(self, command: Command) -> Event:
-        """Pages that changed are copied aside on the device, the session's state is taken."""
+        """Copy changed pages aside on the device, and take the session's state."""
         self._cut_began = time.monotonic()
         fault("replay.cut")
         frozen = freeze(self.runtime.device, self.sender.table)
@@ -347,7 +355,8 @@ class Departure(RoleShell[SourceRole]):
         self._prober.stop()
 
     def do_send_cut(self, command: Command) -> Event:
-        """The cut and its pages, while the program runs on; returns when the destination has verified all of it."""
+        """Send the consistent snapshot while the program runs on; return when the destination has verified all of it.
+        """
         assert self._cut is not None
         frozen, state = self._cut
         with self._seeing(frozen):
@@ -376,7 +385,7 @@ class Departure(RoleShell[SourceRole]):
         self._throttle.stop()
 
     def do_ship_calls(self, command: Command) -> Event:
-        """Ship calls made since the cut, and see how far behind the destination is."""
+        """Ship calls made since the snapshot point, and read how far behind the destination is."""
         if self._replay is None:
             fault("replay")
             self._replay = CatchUp(self.connection, self._tap, self._tell)
@@ -396,7 +405,7 @@ class Departure(RoleShell[SourceRole]):
             self._replay.rest()
 
     def do_compare(self, command: Command) -> Event:
-        """The hashes of all pages; the destination says which of its own differ."""
+        """Send the hashes of all pages; the destination answers which of its pages differ."""
         assert self._replay is not None
         with self.phases.phase("pause.settle"):
             view = look(self.runtime.device, self.runtime.hash_key)
@@ -411,7 +420,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("compared", found=Compared(pages, self.role.deadline - time.monotonic()))
 
     def do_repair(self, command: Command) -> Event:
-        """Send the pages that a replay got otherwise, in the pause."""
+        """Send the pages that differ after the replay, in the pause."""
         assert self._last is not None
         view, state = self._last
         with self.phases.phase("pause.settle"), self._seeing(view):
@@ -423,7 +432,7 @@ class Departure(RoleShell[SourceRole]):
         fault("sent")
         return self.event("verified")
 
-    # -- how it goes on ------------------------------------------------------------------
+    # -- after the copy ------------------------------------------------------------------
     def do_offer(self, command: Command) -> Event:
         """Offer the session: from here on the record decides."""
         self.worker.offer(self)
@@ -452,7 +461,10 @@ class Departure(RoleShell[SourceRole]):
                 self.tell("tick")
 
     def do_write_abort(self, command: Command) -> None:
-        """The daemon has the registry; it tells ``withdrawn``. Nothing is lost if there is none: it is asked again."""
+        """Have the daemon write the abort to the registry; it answers with ``withdrawn``.
+
+        Nothing is lost without a daemon: the request is repeated.
+        """
         fault("withdraw")
         self.worker.report("withdraw", move=self.move, reason=command.reason)
 

@@ -1,4 +1,4 @@
-"""What a move's choice of mode is made with: how much of a session changes in a moment, how much was not sent yet."""
+"""Measures the input of a move's choice of mode: how fast a session's pages change, and how many were not sent yet."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-SAMPLE_SECONDS = 0.1  #: between two looks at what changes
+SAMPLE_SECONDS = 0.1  #: between the two hashings that are compared
 LOOKS = 3  #: tries to measure
 
 
 def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:
-    """How much changes, and how much differs from what was sent; the session runs meanwhile.
+    """Measure how much changes, and how much differs from what was sent; the session runs meanwhile.
 
-    ``table``: what the other side has, since ``since_seconds``.
+    ``table``: the pages that the other side has, since ``since_seconds`` seconds. ``speed``: of the link, bytes/s.
     """
     for _ in range(LOOKS):
         try:
             seconds, pages, differing, moved = _compare_twice(device, table)
             break
-        except DeviceError as error:  # memory went away between two questions
+        except DeviceError as error:  # memory was freed between the two hashings
             log.info("could not measure what changes", reason=error.message)
     else:
         return forecast.Measured(pages=0, differing=0, changed=(), speed=speed, free_pages=0,
@@ -41,7 +41,7 @@ def measure(device: Device, table: PageTable, speed: float, since_seconds: float
 
 
 def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, int]:
-    """(seconds between two looks, pages in all, pages that differ from what was sent, pages that changed)."""
+    """Return (seconds between two hashings, pages in all, pages that differ from those sent, pages that changed)."""
     first = look(device, table.key)
     began = time.monotonic()
     time.sleep(SAMPLE_SECONDS)

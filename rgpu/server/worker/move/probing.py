@@ -1,9 +1,9 @@
 """Samples of a session's pages, taken at one position of the journal on both sides of a replay.
 
 The source takes them while the program runs, in pauses of some milliseconds, at
-growing distances from the cut: what a replay cannot repeat shows early, and
-what spreads slowly is seen to grow. Each sample stands in the tap, behind the
-calls it saw; the destination compares when its replay gets there.
+growing distances from the snapshot point: results that a replay cannot repeat show early, and
+slowly spreading differences are seen to grow. Each sample stands in the tap, behind the
+calls that it reflects; the destination compares when its replay reaches that position.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from rgpu.session.errors import DeviceError, RecoveryFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
-FIRST_SECONDS = 0.05  #: from the cut to the first sample; the gaps double then
+FIRST_SECONDS = 0.05  #: from the snapshot point to the first sample; the gaps double then
 LONGEST_SECONDS = 10.0  #: between two samples
-DRAIN_SECONDS = 0.1  #: what has not drained by then is left alone: the next sample may have more luck
+DRAIN_SECONDS = 0.1  #: limit for the device to drain; beyond it the sample is left out
 
 
 class Prober:
     """Takes samples in a thread of its own from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, runtime: SessionRuntime, tap: JournalTap, chance: random.Random | None = None) -> None:
-        self.stood = 0.0  #: seconds that the session stood still for samples, and for nothing else
+        self.stood = 0.0  #: seconds that the session was paused for samples only
         self.pages = 0  #: of the session, when the last sample was taken
-        self.error: RgpuError | None = None  #: what ended it before its time
+        self.error: RgpuError | None = None  #: the error that ended sampling early
         self._runtime = runtime
         self._tap = tap
         self._chance = chance or random.Random()
@@ -51,11 +51,11 @@ class Prober:
         self._thread = threading.Thread(target=self._run, name="prober", daemon=True)
 
     def start(self) -> None:
-        """Behind the cut: a sample from before it would say nothing."""
+        """Start after the consistent snapshot: a sample from before it would not test the replay."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when no sample is being taken any more. May be called without :meth:`start`, and again."""
+        """Stop; on return no sample is being taken. May be called without :meth:`start`, and again."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -72,7 +72,7 @@ class Prober:
             gap = min(2 * gap, LONGEST_SECONDS) if taken else FIRST_SECONDS
 
     def take(self) -> bool:
-        """Stand still, hash a sample, mark the place. False when that was not possible just now."""
+        """Pause, hash a sample, mark its position. Return False when that was not possible just now."""
         runtime = self._runtime
         began, stands = time.monotonic(), runtime.paused
         runtime.pause()
@@ -87,7 +87,7 @@ class Prober:
             self.pages = sum(counts)
             self._tap.mark(wire.probe(self._number, runtime.applied, entries))
             return True
-        except DeviceError as error:  # an error of the program's own is the program's affair
+        except DeviceError as error:  # the program's own error does not end the move
             log.info("no sample could be taken", reason=error.message)
             return False
         finally:
@@ -97,7 +97,7 @@ class Prober:
 
 def hashed(device: Device, regions: Sequence[Region], chosen: Sequence[Sequence[int]],
            key: bytes) -> np.ndarray[Any, Any]:
-    """Entries of a PROBE for the pages ``chosen`` of each region. Raises :class:`DeviceError`."""
+    """Return the entries of a PROBE for the pages ``chosen`` of each region. Raises :class:`DeviceError`."""
     pages = [Region(region.address + index * PAGE, page_size(region, index), region.kind)
              for region, indices in zip(regions, chosen, strict=True) for index in indices]
     entries = np.empty(len(pages), PROBE_ENTRY_LAYOUT)
@@ -109,9 +109,9 @@ def hashed(device: Device, regions: Sequence[Region], chosen: Sequence[Sequence[
 
 
 def differing(device: Device, entries: np.ndarray[Any, Any], key: bytes) -> int:
-    """How many pages of a sample a drained device has otherwise.
+    """Return how many pages of a sample differ on a drained device.
 
-    Raises :class:`RecoveryFailed` for one outside its regions: then the replay has other memory than the session.
+    Raises :class:`RecoveryFailed` for a page outside its regions: then the replay has other memory than the session.
     """
     regions = sorted(device.regions(), key=lambda region: region.address)
     starts = [region.address for region in regions]

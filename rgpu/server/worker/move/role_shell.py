@@ -1,9 +1,9 @@
-"""Runs a worker's role of a move: what the table commands is done by the method ``do_COMMAND``, and nothing else.
+"""Runs a worker's role of a move: each command of the table is carried out by the method ``do_COMMAND``.
 
-One thread *drives* a role: a command that finds something gives the next
-event. Others may tell it events at any time (what the record says, a deadline):
-these are taken at once, in their thread, and what the driving thread finds
-afterwards is stale, which ends it.
+One thread *drives* a role: a command with a result returns the next
+event. Other threads may pass it events at any time (the record's content, a deadline):
+these are handled at once, in their thread, and the result of the driving thread's present
+command is then stale, which ends the driving.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Role)
 
 
 class RoleShell(Generic[S]):
-    """Subclasses add a method for each command: it does it, and returns the event that follows, if any."""
+    """Base of both roles. Subclasses add a method for each command; it returns the event that follows, if any."""
 
     def __init__(self, machine: Machine[S], role: S, session: str, side: str) -> None:
         self.machine = machine
@@ -36,7 +36,7 @@ class RoleShell(Generic[S]):
         self._session, self._side = session, side
 
     def drive(self, kind: str) -> None:
-        """Drive the role in the calling thread, from that event until no command finds anything more."""
+        """Drive the role in the calling thread, from event ``kind`` until no command returns an event."""
         self.driving = True
         event: Event | None = self.event(kind)
         while event is not None:
@@ -45,7 +45,7 @@ class RoleShell(Generic[S]):
             self.driving = False
 
     def tell(self, kind: str, reason: str = "", found: Any = None) -> bool:
-        """Take an event from outside; False when it says nothing in this state."""
+        """Handle an event from outside. Return False when it has no meaning in the present state."""
         event = self.event(kind, reason=reason, found=found)
         with self.lock:
             fits = not self.machine.step(self.role, event).stale
@@ -75,7 +75,7 @@ class RoleShell(Generic[S]):
         return step.commands
 
     def stepped(self, event: Event) -> None:
-        """Told of each event that was taken; for progress."""
+        """Called with each event that was handled; for progress."""
 
     def _perform(self, commands: tuple[Command, ...]) -> Event | None:
         following = None
@@ -85,7 +85,7 @@ class RoleShell(Generic[S]):
                 following = method(command) or following
             except RgpuError as error:
                 return self._failed(command, error)
-            except Exception as error:  # noqa: BLE001 - the role must go on, and whoever asked must hear of it
+            except Exception as error:  # noqa: BLE001 - the role must go on, and the caller must get the error
                 log.exception("a step of a move failed", session=self._session, side=self._side, command=command.do)
                 return self._failed(command, RgpuError(f"{command.do}: {error}"))
         return following

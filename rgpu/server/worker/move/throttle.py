@@ -1,7 +1,7 @@
 """Slows a session down by a given share, while a replay elsewhere catches up with it.
 
-The applying thread stands still for that share of each short period, at a
-record's boundary. What it was slowed in all is the move's brownout.
+The applying thread is paused for that share of each short period, at a
+record's boundary. The sum of these pauses counts as the move's brownout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 from rgpu.server.worker.apply.runtime import SessionRuntime
 
-PERIOD = 0.1  #: seconds: longer than what a device has queued (20 ms), so that standing still is felt
+PERIOD = 0.1  #: seconds: longer than a device's queued work (20 ms), so that a pause takes effect
 
 
 class SessionThrottle:
@@ -29,7 +29,7 @@ class SessionThrottle:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the session run at its own speed; returns when it does. May be called without :meth:`start`."""
+        """End the throttle; on return the session runs at its own speed. May be called without :meth:`start`."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

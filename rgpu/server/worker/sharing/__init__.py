@@ -1,1 +1,1 @@
-"""Memory and events that this worker's session shares with others of its host. It knows no agent and no move."""
+"""Memory and events that this worker's session shares with others of its host. It imports no agent and no move."""

@@ -1,4 +1,4 @@
-"""Events that several sessions know: a page of shared memory for each, which the exporting worker alone writes.
+"""Events that several sessions share: a page of shared memory for each, which the exporting worker alone writes.
 
 The page counts the event's records: word 0 is the newest one's number, and word 1 + n mod :data:`SLOTS` becomes n when
 record n is complete. A waiter takes the newest number as it is when its call is applied, as the driver captures the
@@ -18,9 +18,9 @@ from rgpu.session.errors import DeviceError
 
 INVALID_VALUE = 1
 SIZE = 4096
-SLOTS = SIZE // 8 - 1  #: records of one event that can be under way side by side before later ones are told late
-LOOK_SECONDS = 0.0005  #: between two looks at events that somebody waits for
-_SEAL_FUTURE_WRITE = 0x10  #: linux/fcntl.h; nobody else can map it for writing
+SLOTS = SIZE // 8 - 1  #: records of one event that can be under way side by side before later ones are reported late
+LOOK_SECONDS = 0.0005  #: between two checks of events with waiters
+_SEAL_FUTURE_WRITE = 0x10  #: linux/fcntl.h; no other process can map it for writing
 
 
 class EventPage:
@@ -34,20 +34,20 @@ class EventPage:
                     fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._words = memoryview(self._map).cast("Q")
         self._lock = threading.Lock()
-        self._early: set[int] = set()  #: complete, and their slot is still that of an earlier one
+        self._early: set[int] = set()  #: complete records whose slot still belongs to an earlier record
 
     def descriptor(self) -> int:
-        """A descriptor of the page, the caller's."""
+        """Return a new descriptor of the page, which the caller closes."""
         return os.dup(self._fd)
 
     def record(self) -> int:
-        """The event is recorded once more: the record's number."""
+        """Note that the event is recorded once more. Return the record's number."""
         with self._lock:
             self._words[0] += 1
             return self._words[0]
 
     def complete(self, number: int) -> None:
-        """Record ``number`` is complete. Any thread."""
+        """Note that record ``number`` is complete; for any thread."""
         with self._lock:
             self._early.add(number)
             while number in self._early and self._words[1 + number % SLOTS] >= number - SLOTS:
@@ -56,7 +56,7 @@ class EventPage:
                 number += SLOTS
 
     def close(self) -> None:
-        """Let go of it; who has a descriptor keeps it."""
+        """Close the page; other holders of a descriptor keep it."""
         os.close(self._fd)  # the mapping stays: a record that is under way may still be completed
 
 
@@ -75,7 +75,7 @@ class SharedEvent:
         self.over = False  #: its session has ended: nothing of it is under way
 
     def newest(self) -> int:
-        """Number of the event's last record; 0: there was none."""
+        """Return the number of the event's last record; 0: there was none."""
         return int(self._words[0])
 
     def is_complete(self, number: int) -> bool:
@@ -84,7 +84,7 @@ class SharedEvent:
 
 
 class EventWatch:
-    """Looks at shared events while somebody waits for one; in a thread of its own, which ends when nobody does."""
+    """Polls shared events while there are waiters, in a thread of its own, which ends with the last waiter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

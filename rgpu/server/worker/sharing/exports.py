@@ -1,4 +1,4 @@
-"""What a session lets others open: its exports, and whether a token shows one of them."""
+"""The exports of a session: objects that other sessions may open, and the check of the tokens for them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from rgpu.session.errors import Refused
 from rgpu.session.objects.handle_tokens import Token, TokenKind, encode, session_digest
 
-#: Bytes of a mapping, and what gives a descriptor of its memory, which the caller closes.
+#: Bytes of a mapping, and a function that returns a descriptor of its memory, which the caller closes.
 Piece = tuple[int, Callable[[], int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What a token opens; ``pieces``: what holds it, by address."""
+    """The object that a token opens; ``pieces``: its memory, by address."""
 
     token: Token
     pieces: tuple[Piece, ...]
 
 
 class Exports:
-    """The exports of ``session``. Any thread."""
+    """The exports of ``session``. Thread-safe."""
 
     def __init__(self, session: str) -> None:
         self._session = session_digest(session)
@@ -32,7 +32,7 @@ class Exports:
         self._exports: dict[tuple[TokenKind, int], Export] = {}
 
     def add(self, kind: TokenKind, number: int, size: int, secret: bytes, pieces: tuple[Piece, ...]) -> bytes:
-        """Return the token of what others may open from now on; a second one of the same takes the first one's place.
+        """Let others open an object from now on, and return its token; a second export of it replaces the first.
 
         Raises :class:`ValueError` for a secret of another length.
         """
@@ -43,12 +43,12 @@ class Exports:
         return encoded
 
     def remove(self, kind: TokenKind, number: int) -> None:
-        """Let nobody open it any more; who has it keeps it."""
+        """End the export; sessions that have it open keep it."""
         with self._lock:
             self._exports.pop((kind, number), None)
 
     def find(self, token: Token) -> Export:
-        """Return what a token opens. Raises :class:`Refused` unless it was given out here for what is there now."""
+        """Return the export that a token opens. Raises :class:`Refused` unless it is the token of a present export."""
         with self._lock:
             export = self._exports.get((token.kind, token.number))
         if token.session != self._session:
@@ -58,7 +58,7 @@ class Exports:
         return export
 
     def take(self, export: Export) -> list[tuple[int, int]]:
-        """(descriptor, bytes) of each piece, which belong to the caller. Raises :class:`DeviceError`: it is gone."""
+        """Return (descriptor, bytes) of each piece; the caller closes them. Raises :class:`DeviceError` if freed."""
         taken: list[tuple[int, int]] = []
         try:
             for size, descriptor in export.pieces:

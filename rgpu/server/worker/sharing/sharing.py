@@ -1,7 +1,7 @@
-"""What a worker's session shares with other sessions of its host: exports, imports, and the ties that hold them.
+"""Sharing between a worker's session and other sessions of its host: exports, imports, and the ties that hold them.
 
-An import blocks the applying thread, as the driver's call would, until the daemon has brought a tie to the exporting
-worker (``share_open``). That one answers in a thread of its own, whatever its applying thread waits for.
+An import blocks the applying thread, as the driver's call would, until the daemon has opened a tie to the exporting
+worker (``share_open``). That worker answers in a thread of its own, whatever its applying thread waits for.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rgpu.session.objects.handle_tokens import TokenKind, decode
 log = structlog.get_logger(__name__)
 
 INVALID_VALUE, MAP_FAILED = 1, 205
-OPEN_SECONDS = 20.0  #: that an import may take: a daemon may be restarting, the exporter be at a checkpoint
-ASK_AGAIN = 2.0  #: seconds after which the daemon is asked again
-BUSY_SECONDS = 0.05  #: between two questions to an exporter that stands still
+OPEN_SECONDS = 20.0  #: limit for an import: a daemon may be restarting, the exporter be at a checkpoint
+ASK_AGAIN = 2.0  #: seconds after which the request to the daemon is repeated
+BUSY_SECONDS = 0.05  #: between two requests to an exporter that is paused
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The daemon's answer where there is no tie to be had."""
+    """The daemon's answer where it cannot open a tie."""
 
     reason: str
 
@@ -39,9 +39,9 @@ class Denied:
 class Sharing:
     """See the module docstring.
 
-    ``ask``: has the daemon bring a tie: (number of the question, token). ``still``: whether the session stands still,
-    or is not this worker's. ``begun``: told the other session's name when the first thing is shared with it.
-    ``severed``: told the other session's name when its worker was lost while something was shared.
+    ``ask(number, token)``: has the daemon open a tie; returns whether there is a daemon. ``still()``: whether the
+    session is paused, or is not this worker's. ``begun(session)``: called when the first thing is shared with it.
+    ``severed(session)``: called when its worker was lost while something was shared.
     """
 
     def __init__(self, session: str, ask: Callable[[int, bytes], bool], still: Callable[[], bool],
@@ -53,12 +53,12 @@ class Sharing:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[Tie | Denied]] = {}
         self._ties: set[Tie] = set()
-        self._lost = False  #: a worker was, and this was told
-        self._with: dict[str, None] = {}  #: sessions that something was shared with, in order; never taken out
+        self._lost = False  #: a worker was lost, and ``severed`` was called
+        self._with: dict[str, None] = {}  #: sessions that something was shared with, in order; never removed
 
     # -- the session -----------------------------------------------------------------
     def pins(self) -> list[str]:
-        """Why the session cannot leave: what others wrote to shared memory stands in no journal of its own."""
+        """Return why the session cannot leave: its journal does not contain other sessions' writes to shared memory."""
         return [f"it shares device memory or events with session {peer} (CUDA IPC)" for peer in list(self._with)]
 
     @property
@@ -72,7 +72,7 @@ class Sharing:
             return {"sessions": list(self._with), "ties": len(self._ties)}
 
     def over(self) -> None:
-        """The session ends in order: others go on with what they have of it."""
+        """Close all ties in order, as the session ends: others keep what they have opened of it."""
         with self._lock:
             ties, self._ties = list(self._ties), set()
         for tie in ties:
@@ -80,7 +80,10 @@ class Sharing:
 
     # -- exporting -------------------------------------------------------------------
     def export(self, kind: TokenKind, number: int, size: int, secret: bytes, pieces: tuple[Piece, ...]) -> bytes:
-        """The token of what others may open from now on. Raises :class:`DeviceError` for a secret of another length."""
+        """Let others open an object from now on, and return its token.
+
+        Raises :class:`DeviceError` for a secret of another length.
+        """
         try:
             return self.exports.add(kind, number, size, secret, pieces)
         except ValueError as error:
@@ -96,7 +99,7 @@ class Sharing:
             tie.refuse(str(error))
             return
         if not self._begin(peer):
-            tie.refuse("the session stands still", busy=True)
+            tie.refuse("the session is paused", busy=True)
             return
         try:
             pieces = self.exports.take(export)
@@ -112,10 +115,10 @@ class Sharing:
 
     # -- importing -------------------------------------------------------------------
     def open(self, token: bytes, kind: TokenKind) -> tuple[Tie, list[tuple[int, int]]]:
-        """What a token opens: (descriptor, bytes) of each piece, the caller's; the tie is closed by :meth:`close`.
+        """Open the export of a token. Return its tie, for :meth:`close`, and (descriptor, bytes) of each piece.
 
-        Raises :class:`DeviceError`: INVALID_VALUE where it opens nothing for this session, MAP_FAILED where nobody
-        answered.
+        The caller closes the descriptors. Raises :class:`DeviceError`: INVALID_VALUE where the token opens nothing for
+        this session, MAP_FAILED where there was no answer.
         """
         try:
             decode(token, kind)
@@ -128,7 +131,7 @@ class Sharing:
                 pieces = self._shown(tie, token)
             except Busy as error:
                 if time.monotonic() > until:
-                    raise DeviceError(f"the exporting session stood still for {OPEN_SECONDS:.0f} s: {error}",
+                    raise DeviceError(f"the exporting session was paused for {OPEN_SECONDS:.0f} s: {error}",
                                       MAP_FAILED) from error
                 time.sleep(BUSY_SECONDS)
                 continue
@@ -138,12 +141,12 @@ class Sharing:
                 raise DeviceError(f"a handle cannot be opened: {error.message}", code) from error
             self._hold(tie)
             tie.watch(self._ended)
-            self._begin(tie.peer, also_still=True)  # it is at a call, so it cannot be standing still
+            self._begin(tie.peer, also_still=True)  # a call is being applied, so the session cannot be paused
             return tie, pieces
 
     @staticmethod
     def _shown(tie: Tie, token: bytes) -> list[tuple[int, int]]:
-        """What the exporter gives for a token; else the tie is closed. Raises as :meth:`Tie.ask`."""
+        """Return the pieces that the exporter sends for a token; else close the tie. Raises as :meth:`Tie.ask`."""
         try:
             return tie.ask(token)
         except BaseException:
@@ -151,13 +154,13 @@ class Sharing:
             raise
 
     def close(self, tie: Tie) -> None:
-        """Let go of what was opened by this tie."""
+        """Release what was opened by this tie."""
         with self._lock:
             self._ties.discard(tie)
         tie.over()
 
     def _dial(self, token: bytes, until: float) -> Tie:
-        """A tie to the exporter. Raises :class:`Refused`, :class:`DeviceError` where nobody answers."""
+        """Return a tie to the exporter. Raises :class:`Refused`, :class:`DeviceError` where no daemon answers."""
         while time.monotonic() < until:
             number, found = next(self._numbers), queue.SimpleQueue[Tie | Denied]()
             self._waiting[number] = found
@@ -176,7 +179,7 @@ class Sharing:
         raise DeviceError(f"no node daemon answered within {OPEN_SECONDS:.0f} s", MAP_FAILED)
 
     def linked(self, fd: int, number: int, peer: str) -> None:
-        """The daemon brings a tie to the worker of ``peer``, as it was asked by ``number``."""
+        """Take a tie to the worker of ``peer``, which the daemon opened for request ``number``."""
         waiting = self._waiting.get(number)
         if waiting is None:
             os.close(fd)
@@ -184,17 +187,17 @@ class Sharing:
             waiting.put(Tie(fd, peer))
 
     def denied(self, number: int, reason: str) -> None:
-        """Note that this session is denied what was asked for by ``number``."""
+        """Note that the tie requested by ``number`` is denied to this session."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             waiting.put(Denied(reason))
 
     # -- ties ------------------------------------------------------------------------
     def _begin(self, peer: str, also_still: bool = False) -> bool:
-        """The session is pinned by what it shares with ``peer`` from now on. False: it stands still, and is not."""
+        """Pin the session: it shares something with ``peer`` from now on. Return False, unpinned, if it is paused."""
         with self._lock:
             known = peer in self._with
-            self._with.setdefault(peer)  # first: who stands still from here on looks at the pins after it
+            self._with.setdefault(peer)  # first: a thread that pauses the session from here on reads the pins after it
             if not also_still and self._still():
                 if not known:
                     del self._with[peer]

@@ -1,15 +1,15 @@
 """Ties: a socket between two workers of one host for each thing that one of them opened of the other.
 
-The daemon makes both ends and decides who gets one. The importer shows its token, the exporter answers with
-descriptors, and both keep their end for as long as the thing is open: so each notices that the other is gone. A word
-("over") comes before an end that is in order; an end without it is a loss.
+The daemon makes both ends and decides which workers get one. The importer sends its token, the exporter answers with
+descriptors, and both keep their end for as long as the thing is open: so each notices the other's end. A message
+("over") precedes an orderly end; an end without it is a loss.
 
 ======== ========================= ==========================================================
 from     message                   descriptors
 ======== ========================= ==========================================================
 importer {token}
 exporter {sizes: [bytes, …]}       none; each piece follows in a packet {piece: n} of its own
-exporter {error, busy}             none: it is refused, or (busy) not to be had at this moment
+exporter {error, busy}             none: it is refused, or (busy) not available at present
 both     {over}                    none: this end is about to be closed, in order
 ======== ========================= ==========================================================
 """
@@ -25,16 +25,16 @@ from typing import Any
 from rgpu.link.local.packets import Channel
 from rgpu.session.errors import Corrupt, LinkError, Refused, RgpuError
 
-ANSWER_SECONDS = 15.0  #: that the other side of a new tie may take
+ANSWER_SECONDS = 15.0  #: time that the other side of a new tie may take
 MOST_PIECES = 4096  #: of one allocation, 1 GiB each
 
 
 class Busy(Exception):
-    """The exporter stands still (a checkpoint, a move): not now."""
+    """The exporter is paused (a checkpoint, a move): try again later."""
 
 
 class Tie:
-    """One end. ``peer``: the other session."""
+    """One end of a tie. ``peer``: the other session."""
 
     def __init__(self, fd: int, peer: str) -> None:
         self.peer = peer
@@ -47,7 +47,7 @@ class Tie:
 
     # -- the importer ---------------------------------------------------------------
     def ask(self, token: bytes) -> list[tuple[int, int]]:
-        """Show a token; (descriptor, bytes) of each piece, which belong to the caller.
+        """Send a token. Return (descriptor, bytes) of each piece, which the caller closes.
 
         Raises :class:`Busy`, :class:`Refused`, :class:`Corrupt`, :class:`LinkError`.
         """
@@ -77,7 +77,7 @@ class Tie:
 
     # -- the exporter ---------------------------------------------------------------
     def asked(self) -> bytes:
-        """The token that the other side shows. Raises :class:`Corrupt`, :class:`LinkError`."""
+        """Receive the token of the other side. Raises :class:`Corrupt`, :class:`LinkError`."""
         message, fds = self.channel.receive()
         _close(fds)
         token = message.get("token")
@@ -95,7 +95,7 @@ class Tie:
             _close([fd for fd, _ in pieces])
 
     def refuse(self, why: str, busy: bool = False) -> None:
-        """Answer that it is refused, or not to be had now, and close the tie."""
+        """Answer that it is refused, or (``busy``) not available at present, and close the tie."""
         try:
             self.channel.send({"error": why, "busy": busy})
         except LinkError:
@@ -104,7 +104,7 @@ class Tie:
 
     # -- both -----------------------------------------------------------------------
     def watch(self, ended: Callable[[Tie, bool], None]) -> None:
-        """Tell of the other end's end, once and in a thread: ``ended(tie, lost)``. Nothing is told of this one's."""
+        """Call ``ended(tie, lost)`` once, in a thread, when the other end closes; not when this one does."""
         self._sock.settimeout(None)
         threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"tie-{self.peer}").start()
 
@@ -125,18 +125,18 @@ class Tie:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed."""
+        """Whether the tie is closed."""
         return self._over.is_set()
 
     def over(self) -> None:
-        """End it in order."""
+        """Close the tie in order."""
         if self._over.is_set():
             return
         self._over.set()
         self.drop()
 
     def drop(self) -> None:
-        """Say that it is over, and close this end."""
+        """Send that it is over, and close this end."""
         say: dict[str, Any] = {"over": True}
         try:
             self.channel.send(say)

@@ -1,1 +1,1 @@
-"""The generator's parts: each makes the text of one kind of file from the tables."""
+"""Parts of the generator: each makes the text of one kind of file from the tables."""

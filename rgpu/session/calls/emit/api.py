@@ -1,4 +1,4 @@
-"""api.hpp, exports.cpp and symbols.map: what libcuda.so.1 exports."""
+"""Generator of api.hpp, exports.cpp and symbols.map: the exports of libcuda.so.1."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _implemented() -> list[Function]:
 
 
 def api_header() -> str:
-    """The prototypes of every implemented function, variants included."""
+    """Make the text of api.hpp: the prototypes of every implemented function, variants included."""
     lines = [f"{_signature(entry, symbol)};\n" for entry in _implemented() for symbol in entry.symbols]
     return BANNER + _API_HEAD + "".join(lines) + '\n}  // extern "C"\n'
 
 
 def _forwarders() -> list[str]:
-    """Bodies of aliases, adapters and per-thread variants of implemented functions."""
+    """Make the bodies of aliases, adapters and per-thread variants of implemented functions."""
     found = []
     for entry in _implemented():
         names = ", ".join(entry.parameter_names)
@@ -79,9 +79,9 @@ def _forwarders() -> list[str]:
 
 
 def _stubs() -> list[str]:
-    """What is not implemented. Declared without parameters: the caller removes
-    arguments in every calling convention that libcuda has, and the types of
-    functions that nobody implements need not be declared."""
+    """Make the stubs of functions that are not implemented. They have no parameters:
+    the caller removes arguments in every calling convention that libcuda has, and
+    the types of unimplemented functions need not be declared."""
     return [f"RGPU_REFUSED({symbol})\n"
             for _, entry in sorted(FUNCTIONS.items()) if not entry.implemented for symbol in entry.symbols]
 
@@ -98,7 +98,7 @@ def _proc_rows() -> list[tuple[str, int, int, str]]:
 
 
 def exports() -> str:
-    """The text of exports.cpp."""
+    """Make the text of exports.cpp."""
     table = "".join(f'    {{"{base}", {version}, {kind}, reinterpret_cast<void *>(&{symbol})}},\n'
                     for base, kind, version, symbol in _proc_rows())
     return "".join((
@@ -114,5 +114,5 @@ def exports() -> str:
 
 
 def version_script() -> str:
-    """symbols.map: the driver's names and nothing else."""
+    """Make the text of symbols.map: the driver's names and nothing else."""
     return generated.version_script(symbols())

@@ -1,4 +1,4 @@
-"""decoders.py: a tuple type for each call's arguments and reply, and their layouts."""
+"""Generator of decoders.py: a tuple type for each call's arguments and reply, and their layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["decode", "decode_reply", "encode_args", "encode_reply"]
 
 
 def layout(args: tuple[Arg, ...]) -> tuple[str, int]:
-    """(struct format of the fixed part, number of blobs). Raises ValueError if a blob is not last."""
+    """Return (struct format of the fixed part, number of blobs). Raises ValueError if a blob is not last."""
     kinds = [arg.type for arg in args]
     blobs = kinds.count("blob")
     if "blob" in kinds[: len(kinds) - blobs]:
@@ -42,7 +42,7 @@ def _tuple(name: str, args: tuple[Arg, ...]) -> str:
 
 
 def decoders() -> str:
-    """The text of decoders.py."""
+    """Make the text of decoders.py."""
     classes, rows = [], []
     for call in CALLS:
         name = camel(call.name)

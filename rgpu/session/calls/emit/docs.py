@@ -1,4 +1,4 @@
-"""Texts of docs/users/coverage.md and docs/users/errors.md."""
+"""Generator of docs/users/coverage.md and docs/users/errors.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _counts() -> str:
 
 
 def coverage() -> str:
-    """The text of docs/users/coverage.md."""
+    """Make the text of docs/users/coverage.md."""
     parts = [_BANNER, _COVERAGE_HEAD, _counts(),
              "A symbol with `_ptds` or `_ptsz` in brackets also exists for the per-thread default stream.\n"]
     for area, entries in AREAS.items():
@@ -57,9 +57,9 @@ def coverage() -> str:
 
 
 def errors() -> str:
-    """The text of docs/users/errors.md."""
+    """Make the text of docs/users/errors.md."""
     rows = ""
-    # Not what another module derives for itself.
+    # Without the classes that other modules derive for themselves.
     public = [cls for cls in all_classes() if cls.__module__ == all_classes.__module__]
     for cls in sorted(public, key=lambda cls: cls.exit_code):
         meaning = (cls.__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""hot_calls.hpp: the record and the decoders of the hot calls, for the native engine of a device."""
+"""Generator of hot_calls.hpp: the record and the decoders of the hot calls, for the native engine of a device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _switch(name: str, doc: str, calls: list[Call]) -> str:
 
 
 def hot_calls() -> str:
-    """The text of hot_calls.hpp."""
+    """Make the text of hot_calls.hpp."""
     head = _HEAD.replace("@FIRST@", str(FIRST_HANDLE))
     return (BANNER + head + record_layout() + "".join(_decoder(call) for call in HOT)
             + _switch("hot", "Applied by the engine itself.", list(HOT))

@@ -1,4 +1,4 @@
-"""wire.hpp: the wire calls and the record, for C++."""
+"""Generator of wire.hpp: the wire calls and the record, for C++."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _cpp_type(arg: Arg) -> str:
 
 
 def struct_fields(args: tuple[Arg, ...]) -> str:
-    """C++ fields of a call's arguments, one a line."""
+    """Make the C++ fields of a call's arguments, one a line."""
     return "".join(f"    {_cpp_type(arg)} {arg.name}{{}};\n" for arg in args)
 
 
@@ -163,12 +163,12 @@ def _addresses() -> str:
 
 
 def record_layout() -> str:
-    """The record's layout and what decoders need, without the shim's shared memory."""
+    """Make the record's layout and the helpers of decoders, without the shim's shared memory."""
     return f"{_RECORD}{_BLOB}namespace detail {{\n\n{_GET}}}  // namespace detail\n\n"
 
 
 def wire_header() -> str:
-    """The text of wire.hpp."""
+    """Make the text of wire.hpp."""
     head = (_HEAD.replace("@RECORD@", _RECORD).replace("@BLOB@", _BLOB).replace("@GET@", _GET)
             .replace("@ADDRESSES@", _addresses()).replace("@LEGACY@", str(LEGACY_STREAM))
             .replace("@FIRST@", str(FIRST_HANDLE)))

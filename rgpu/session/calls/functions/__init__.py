@@ -1,4 +1,4 @@
-"""The driver functions, by area: the one place that says how each is answered."""
+"""The driver functions, by area: the one place that defines how each is answered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AREAS: dict[str, tuple[Function, ...]] = {
 
 
 def _resolve() -> dict[str, Function]:
-    """Every entry by symbol; an alias takes the answer and the calls of what it stands for."""
+    """Return every entry by symbol; an alias has the answer and the calls of its target."""
     found = {entry.symbol: entry for part in AREAS.values() for entry in part}
     for symbol, entry in found.items():
         if entry.alias:
@@ -42,11 +42,11 @@ def _resolve() -> dict[str, Function]:
     return found
 
 
-#: symbol → entry, per-thread variants not counted
+#: symbol → entry, without per-thread variants
 FUNCTIONS: dict[str, Function] = _resolve()
 
 
 def symbols() -> tuple[str, ...]:
-    """The names that libcuda exports (symbols.txt), sorted."""
+    """Return the names that libcuda exports (symbols.txt), sorted."""
     text = resources.files("rgpu.session.calls").joinpath("symbols.txt").read_text(encoding="ascii")
     return tuple(sorted(line for line in text.splitlines() if line and not line.startswith("#")))

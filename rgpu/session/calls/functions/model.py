@@ -1,10 +1,10 @@
-"""What is said about one driver function, and the short form in which it is written.
+"""Description of a driver function, and the short form in which the tables write it.
 
 ``function(symbol, arguments, known, answer, calls, note)``:
 
 ``symbol``     the exported name
 ``arguments``  C parameter list ("" for void), None where no header declares it
-``known``      how cuGetProcAddress knows it: ``"BASE VERSION"``, followed by
+``known``      its name for cuGetProcAddress: ``"BASE VERSION"``, followed by
                ``"ptds VERSION"`` or ``"ptsz VERSION"`` when a variant for the
                per-thread default stream is exported as well
 ``answer``     LOCAL, ASYNC, SYNC, REFUSED
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOCAL = "local"  #: by the shim, from what it knows
+LOCAL = "local"  #: answered by the shim, from its own state
 ASYNC = "async"  #: sent, not awaited
 SYNC = "sync"  #: awaited (or may be)
 REFUSED = "refused"  #: CUDA_ERROR_NOT_SUPPORTED, logged once
@@ -52,7 +52,7 @@ class Function:
 
     @property
     def hand_written(self) -> bool:
-        """Its body stands in the shim's own files, not in a generated one."""
+        """Whether its body is in the shim's own files, not in a generated one."""
         return self.implemented and self.alias is None and self.adapter is None
 
     @property
@@ -81,7 +81,7 @@ def function(
     alias: str | None = None,
     adapter: str | None = None,
 ) -> Function:
-    """An entry of the tables beside this file; raises ValueError for one that cannot be read."""
+    """Make an entry of the tables beside this file. Raises ValueError for an invalid ``known``."""
     words = known.split()
     per_thread = None
     if len(words) == 4:

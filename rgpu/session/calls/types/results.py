@@ -1,9 +1,9 @@
-"""CUresult: values, names, and the sentence that cuGetErrorString gives.
+"""CUresult: values, names, and the sentences that cuGetErrorString returns.
 
-Values and names are interface facts of cuda.h 13.0. The sentences are what
-programs print and some match: they agree with what the stock runtime 13.0
-answers to cudaGetErrorString for the same numbers (202 and 916, which it does
-not know, are worded here). "occured" is theirs.
+Values and names are interface facts of cuda.h 13.0. Programs print the
+sentences, and some compare them: they are those that cudaGetErrorString of the
+stock runtime 13.0 returns for the same numbers (202 and 916, which it does not
+have, are worded here). "occured" is the runtime's spelling.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Handles, scalar names, structures and constants (interface facts of cuda.h 13.0).
 
 A structure is (name, size in bytes on LP64, C members). The size is asserted
-in the generated header, so a slip here fails the build.
+in the generated header, so a mistake here fails the build.
 """
 
 from __future__ import annotations
 
-#: CUcontext = struct CUctx_st *, as programs and debuggers know them.
+#: CUcontext = struct CUctx_st *: the names that programs and debuggers use.
 HANDLES: dict[str, str] = {
     "CUcontext": "CUctx_st", "CUmodule": "CUmod_st", "CUfunction": "CUfunc_st", "CUlibrary": "CUlib_st",
     "CUkernel": "CUkern_st", "CUstream": "CUstream_st", "CUevent": "CUevent_st", "CUarray": "CUarray_st",

@@ -13,7 +13,7 @@ import msgspec
 
 from rgpu.client.data_link import agent_lanes as link_lanes
 from rgpu.client.data_link.connection import DataLink, attach
-from rgpu.client.run.pool_desk import Grant
+from rgpu.client.run.pool_requests import Grant
 from rgpu.client.session.attachment import Owner
 from rgpu.link.data import agreement, frames
 from rgpu.link.data import opening as opening_of_nodes

@@ -93,13 +93,13 @@ def test_nobody_elected() -> None:
     async def test() -> None:
         node = Node()
         for leader in (0, 7, 2**62):
-            with pytest.raises(Fenced, match="nobody is elected"):
+            with pytest.raises(Fenced, match="no node is elected"):
                 await node.perform("session.drop", leader=leader)
         node.elected = ("b", 7)
         await node.perform("session.drop", leader=7)
         node.elected = None  # its record has gone with its lease: it is obeyed until another one is elected
         await node.perform("session.drop", leader=7)
-        with pytest.raises(Fenced, match="leader revision 8: nobody is elected"):
+        with pytest.raises(Fenced, match="leader revision 8: no node is elected"):
             await node.perform("session.drop", leader=8, signer="node-c")
         assert len(node.done) == 2
 

@@ -18,7 +18,7 @@ import pytest
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers import warm_workers
 from rgpu.server.node.workers.boxes import basic
-from rgpu.server.node.workers.warm_stock import CONTEXT_MEMORY
+from rgpu.server.node.workers.warm_pool_size import CONTEXT_MEMORY
 from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import ROOM
@@ -145,7 +145,7 @@ def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_
         assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
         warm.close()
         warm = make(tmp_path, 2)
-        monkeypatch.setattr(warm_workers.warm_stock, "IDLE", -1.0)
+        monkeypatch.setattr(warm_workers.warm_pool_size, "IDLE", -1.0)
         warm.start(["cpu:0"])
         try:
             await eventually_async(lambda: warm.ready("cpu:0") == 2)
@@ -153,7 +153,7 @@ def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_
             await warm.give_way("cpu:0", 1 << 40)
             assert warm.pids() == [first], "the next session's own stays"
             assert not Path(f"/proc/{second}").exists()
-            await asyncio.sleep(3 * warm_workers.warm_stock.LOOK_SECONDS)
+            await asyncio.sleep(3 * warm_workers.warm_pool_size.LOOK_SECONDS)
             assert not warm._making.get("cpu:0"), "none is started while the session takes the memory"
             monkeypatch.setattr(warm_workers, "AWAY_SECONDS", 1.0)
             warm._away.clear()

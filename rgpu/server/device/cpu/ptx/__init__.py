@@ -1,6 +1,6 @@
 """Runs PTX on the host's processor: text to LLVM IR to machine code, 32 lanes at a time.
 
-``parse_module`` checks everything (what cannot run fails there, with its
+``parse_module`` checks everything (unsupported PTX fails there, with its
 line), ``PtxModule.link`` places the variables, ``LinkedModule.launch`` runs a
 grid.  Device memory is this process's own memory at the very addresses that
 the program uses; every access is checked against ``MemoryRanges``.

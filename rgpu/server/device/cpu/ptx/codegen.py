@@ -1,4 +1,4 @@
-"""One kernel, with the functions it calls, to LLVM IR text.
+"""Compiles one kernel, with the functions that it calls, to LLVM IR text.
 
 The whole kernel becomes one LLVM function over 32 lanes.  Values that live
 within a basic block are SSA vectors; those that live across blocks have a slot
@@ -24,13 +24,13 @@ from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.special import special_register
 
 MOST_PARAMETERS = 32764  #: bytes of a kernel's parameters (PTX 8.1)
-MOST_CALLS = 200  #: functions that call each other in a row
+MOST_CALLS = 200  #: nested calls
 MOST_LOCAL = 512 * 1024  #: bytes of local memory of a thread
 
 
 @dataclass
 class KernelCode:
-    """A kernel's IR and what launching it needs to know."""
+    """A kernel's IR and what a launch needs besides."""
 
     name: str
     symbol: str
@@ -48,14 +48,14 @@ class KernelCode:
 
 
 def ordered_functions(entry: Function, program: Program) -> list[Function]:
-    """The functions a kernel reaches, callees before callers. Raises :class:`Recursion`.
+    """Return the functions that a kernel reaches, callees before callers. Raises :class:`Recursion`.
 
     Callees come first so that their block ids are lower: lanes inside a call
     then have priority over lanes waiting in the caller, and meet them again.
     """
     order: list[Function] = []
     state: dict[str, int] = {}
-    through: set[tuple[object, ...]] = set()  # targets and prototypes that a call through a pointer has led to
+    through: set[tuple[object, ...]] = set()  # targets and prototypes of the calls through pointers followed so far
 
     def visit(fn: Function, line: int, depth: int = 0) -> None:
         if depth > MOST_CALLS:
@@ -71,7 +71,7 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
                 if pointer_of(item) is None:
                     for callee in callees:
                         visit(callee, item.line, depth + 1)
-                elif (kind := kind_of(fn, item)) not in through:  # being executed already: an error when it is called
+                elif (kind := kind_of(fn, item)) not in through:  # being executed already: an error at the call
                     through.add(kind)
                     for callee in callees:
                         if state.get(callee.name) != 1:
@@ -84,7 +84,7 @@ def ordered_functions(entry: Function, program: Program) -> list[Function]:
 
 
 def place_variables(g: Gen, functions: list[Function]) -> None:
-    """Decide where everything lies that the kernel's functions name."""
+    """Decide the places of all variables that the kernel's functions name."""
     referenced = _referenced(functions)
     for name, var in g.program.variables.items():
         if var.space == "shared":
@@ -115,7 +115,7 @@ def place_variables(g: Gen, functions: list[Function]) -> None:
 
 
 def _place_dynamic_shared(g: Gen) -> None:
-    """What a launch adds to shared memory begins behind the rest, aligned for all who name it."""
+    """Place a launch's dynamic shared memory behind the rest, aligned for every variable that names it."""
     names = [(name, var) for name, var in g.program.variables.items() if var.space == "shared" and var.extern]
     g.dynamic_shared = aligned(g.static_shared, max([16, *(var.align for _, var in names)]))
     for name, _ in names:
@@ -162,7 +162,7 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
             continue
         for names, formal in zip(call_lists(item), (callee.results, callee.params), strict=True):
             if not formal and formal is callee.results:
-                continue  # as a linker lets it pass: the caller reads what nobody wrote, at its own place
+                continue  # as a linker allows: the caller reads an unwritten place of its own
             if len(names) != len(formal):
                 raise item.refuse(f"{callee.name} takes {len(formal)} parameters, not {len(names)}")
             for actual, var in zip(names, formal, strict=True):
@@ -177,7 +177,7 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
 
 
 def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], int]:
-    """Offsets and sizes of a kernel's parameters, and their total size."""
+    """Return (offset, size) of each of a kernel's parameters, and their total size."""
     at, params = 0, []
     for var in entry.params:
         at = aligned(at, var.align)
@@ -191,7 +191,7 @@ def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], 
 
 
 def _without_recursion(program: Program, entry: Function) -> tuple[Program, list[Function]]:
-    """The program with the levels of its recursive functions, and what the kernel reaches of it."""
+    """Return the program with its recursive functions unrolled into levels, and what the kernel reaches of it."""
     for _ in range(MOST_CYCLES):
         try:
             return program, ordered_functions(entry, program)
@@ -201,7 +201,7 @@ def _without_recursion(program: Program, entry: Function) -> tuple[Program, list
 
 
 def generate(program: Program, entry: Function, global_index: dict[str, int]) -> KernelCode:
-    """The IR of one kernel; raises ``PtxError`` for whatever cannot run."""
+    """Return the IR of one kernel. Raises ``PtxError`` for anything that cannot run."""
     program, functions = _without_recursion(program, entry)
     g = Gen(program, entry, global_index, special_register)
     place_variables(g, functions)

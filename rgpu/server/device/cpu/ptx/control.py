@@ -1,8 +1,8 @@
-"""Control flow: blocks, branches, calls, barriers, and the way in and out of a kernel.
+"""Control flow: blocks, branches, calls, barriers, and the entry and exit of a kernel.
 
 Control moves straight from block to block while the active lanes agree and no
 pending lane has a lower block id than the target; otherwise the lanes' block
-ids go to the frame and ``rt_pick`` chooses the next group.
+ids are stored in the frame and ``rt_pick`` chooses the next group.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
 from rgpu.server.device.cpu.ptx.ops.system import DEVICE_CALLS, GRID_CALLS, give_result
 
 MOST_LINES = 1_000_000  #: of a kernel's IR: some 100 MB of text
-# Back-edges a warp may take before it lets other warps (and cancellation) have
-# a turn; in loops that look like spinning, pending lanes get theirs sooner.
+# Back-edges that a warp may take before other warps (and cancellation) get a turn; in loops that look like spinning,
+# pending lanes get theirs sooner.
 _FUEL, _SPIN_COST = 4096, 64
 _BACKWARDS = re.compile(r"label %([KS]\d+)\b")
 
 
 def write_kernel(g: Gen, functions: list[Function]) -> tuple[str, str]:
-    """Emit the kernel's function; its text and its symbol."""
+    """Emit the kernel's function; returns its text and its symbol."""
     plan: list[tuple[Function, list[Block]]] = []
     first = 0
     for fn in functions:
@@ -76,7 +76,7 @@ def _make_slots(g: Gen, fn: Function, blocks: list[Block]) -> None:
 
 
 def _spinning(blocks: list[Block]) -> list[int]:
-    """Ids of blocks with an instruction by which lanes wait for each other."""
+    """Return the ids of blocks with an instruction by which lanes wait for each other."""
     found = []
     for block in blocks:
         for ins in block.body:
@@ -139,7 +139,7 @@ _STORE_PC = schedule_ir.helper(
 
 
 def _edges(g: Gen, ids: list[int]) -> None:
-    """The ways into each block: E (forward), K (backward) and S (backward in a spin loop)."""
+    """Emit the ways into each block: E (forward), K (backward) and S (backward in a spin loop)."""
     backwards = {found for line in g.lines for found in _BACKWARDS.findall(line)}
     for i in ids:
         for prefix, cost in (("K", 1), ("S", _SPIN_COST)):
@@ -163,7 +163,7 @@ def _edges(g: Gen, ids: list[int]) -> None:
 
 
 class _Writer:
-    """One PTX block to IR."""
+    """Writes the IR of one PTX block."""
 
     def __init__(self, g: Gen, fn: Function, block: Block, spins: list[int]):
         self.g = g
@@ -197,7 +197,7 @@ class _Writer:
         return self.g.pred(ins.guard) if ins.guard is not None else None
 
     def edge(self, target: int) -> str:
-        """The label through which this block goes to ``target``."""
+        """Return the label through which this block jumps to ``target``."""
         if target > self.block.id:
             return f"E{target}"
         at = bisect_left(self.spins, target)
@@ -205,7 +205,7 @@ class _Writer:
         return f"{'S' if spin else 'K'}{target}"
 
     def _meet(self) -> None:
-        """Wait until the live lanes of the member mask are here, as far as they can come."""
+        """Wait until the live lanes of the member mask are here, as far as they can get here."""
         g, block = self.g, self.block
         live = g.frame_word(F_LIVE)
         whole = g.t(f"icmp eq i32 {g.act}, {live}")
@@ -321,7 +321,7 @@ class _Writer:
         self._dispatch(self.block.targets)
 
     def _dispatch(self, targets: list[int]) -> None:
-        """To the dispatcher, the lanes' block ids being saved; going backwards burns fuel here too."""
+        """Branch to the dispatcher after the lanes' block ids are saved; going backwards burns fuel here too."""
         g = self.g
         edges = {self.edge(t)[0] for t in targets if t <= self.block.id}
         if not edges:
@@ -372,7 +372,7 @@ class _Writer:
         self._stop(FAILED)
 
     def _overflow(self, end: Instruction, m: Mods) -> None:
-        """A call behind the last level of a recursion."""
+        """Emit a call below the last level of a recursion, which ends the launch."""
         self._stop(STACK_ERROR)
 
     def _stop(self, code: int, lanes: str = "") -> None:
@@ -418,7 +418,7 @@ class _Writer:
         g.emit(f"br label %E{g.entries[name]}")
 
     def _call_through(self, end: Instruction, after: int) -> None:
-        """A call through a pointer: a lane whose pointer names no function ends the launch with INVALID_PC."""
+        """Emit a call through a pointer: a lane whose pointer names no function ends the launch with INVALID_PC."""
         g = self.g
         missing = call_through(g, end, after)
         self._flush()
@@ -428,7 +428,7 @@ class _Writer:
         self._stop(INVALID_PC, missing)
 
     def _grid(self, end: Instruction, name: str) -> None:
-        """What cudadevrt has for cooperative groups of a whole grid; a driver's linker takes it from machine code."""
+        """Emit cudadevrt's functions for cooperative groups of a whole grid, machine code in a driver's linker."""
         g, after = self.g, self.block.id + 1
         cooperative = g.word(T_COOPERATIVE)
         give_result(g, end, name, cooperative)
@@ -476,7 +476,7 @@ class _Writer:
         g.emit(f"br i1 {passed}, label %{self.edge(self.block.id + 1)}, label %save")
 
     def _uniform(self, op: object) -> str:
-        """An operand that is the same in all active lanes, as ``i32 value``."""
+        """Return an operand that is the same in all active lanes, as ``i32 value``."""
         g = self.g
         if isinstance(op, Imm):
             return f"i32 {op.value}"

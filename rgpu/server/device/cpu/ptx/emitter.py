@@ -1,4 +1,4 @@
-"""What an instruction's code is made with: the IR written so far, registers, places of variables, modifiers."""
+"""The state in which an instruction's code is generated: the IR so far, registers, places of variables, modifiers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SELECT = re.compile(
 
 
 class Mods:
-    """An instruction's modifiers; whatever no one takes is an error."""
+    """An instruction's modifiers; one that is never taken is an error."""
 
     def __init__(self, ins: Instruction):
         self.ins = ins
         self.left = list(ins.mods)
 
     def take(self, *names: str, default: str = "") -> str:
-        """Remove and return the one of ``names`` that is there."""
+        """Remove and return the one of ``names`` that is present; ``default`` where none is."""
         for name in self.left:
             if name in names:
                 self.left.remove(name)
@@ -46,7 +46,7 @@ class Mods:
         return default
 
     def has(self, name: str) -> bool:
-        """Remove ``name``; whether it was there."""
+        """Remove ``name``; returns whether it was present."""
         return bool(self.take(name))
 
     def type(self, *allowed: str) -> str:
@@ -63,19 +63,19 @@ class Mods:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variable lies: its space and its offset (or table index) there."""
+    """A variable's place: its space and its offset (or table index) there."""
 
     space: str
     offset: int
 
 
 def aligned(value: int, to: int) -> int:
-    """``value``, or the next multiple of ``to``."""
+    """Round ``value`` up to a multiple of ``to``."""
     return -(-value // to) * to
 
 
 def float_bits(value: float, width: int) -> int:
-    """The bits of a float of 16, 32 or 64 bits."""
+    """Return the bits of a float of 16, 32 or 64 bits."""
     try:
         return int.from_bytes(struct.pack({16: "<e", 32: "<f", 64: "<d"}[width], value), "little")
     except OverflowError:
@@ -83,7 +83,7 @@ def float_bits(value: float, width: int) -> int:
 
 
 class Gen:
-    """Code generation for one kernel. ``special_register``: the value of one by its name, and its width."""
+    """Code generation for one kernel. ``special_register``: returns a register's value and its width, by name."""
 
     def __init__(self, program: Program, entry: Function, global_index: dict[str, int],
                  special_register: Callable[[Gen, str], tuple[str, int]]):
@@ -115,7 +115,7 @@ class Gen:
         self.lines.append("  " + text)
 
     def t(self, expression: str) -> str:
-        """Emit ``%new = expression``; the new name."""
+        """Emit ``%new = expression`` and return the new name."""
         word = expression.split(" ", 1)[0]
         if word == "select":
             expression = self._fenced(expression)
@@ -147,7 +147,7 @@ class Gen:
         return f"select <32 x i1> {match[1]}, <32 x i{kind}> {fenced[0]}, <32 x i{kind}> {fenced[1]}"
 
     def label(self, prefix: str = "L") -> str:
-        """A fresh label name."""
+        """Return a fresh label name."""
         self.counter += 1
         return f"{prefix}{self.counter}"
 
@@ -156,7 +156,7 @@ class Gen:
         self.lines.append(f"{name}:")
 
     def call(self, helper: Helper, *args: str) -> str:
-        """Call a helper; the name of its result (empty for void)."""
+        """Emit a call of a helper; returns the name of its result (empty for void)."""
         self.helpers[helper.name] = helper
         result = helper.declaration.split("@")[0].removeprefix("declare ").strip()
         text = f"call {result} @{helper.name}({', '.join(args)})"
@@ -166,33 +166,33 @@ class Gen:
         return self.t(text)
 
     def splat(self, kind: str, value: str) -> str:
-        """A scalar copied to all lanes."""
+        """Copy a scalar to all lanes."""
         one = self.t(f"insertelement <32 x {kind}> poison, {kind} {value}, i32 0")
         return self.t(f"shufflevector <32 x {kind}> {one}, <32 x {kind}> poison, <32 x i32> zeroinitializer")
 
     def word(self, index: int, kind: str = "i64") -> str:
-        """A 64-bit word of the thread record."""
+        """Load a 64-bit word of the thread record."""
         pointer = self.t(f"getelementptr i64, ptr %T, i64 {index}")
         return self.t(f"load {kind}, ptr {pointer}")
 
     def frame_word(self, index: int) -> str:
-        """A 32-bit word of the frame."""
+        """Load a 32-bit word of the frame."""
         pointer = self.t(f"getelementptr i32, ptr %F, i64 {index}")
         return self.t(f"load i32, ptr {pointer}")
 
     def site(self) -> str:
-        """A new memory access's number (each remembers the range it last hit)."""
+        """Return the number of a new memory access (each remembers the range of its last hit)."""
         self.sites += 1
         return f"i32 {self.sites - 1}"
 
     # -- operands --------------------------------------------------------
 
     def current(self, reg: Reg) -> str:
-        """The value of a register at this point: <32 x iN>."""
+        """Return the value of a register at this point: <32 x iN>."""
         if reg not in self.env:
             slot = self.slots.get((self.fn.name, reg))
             if slot is None:
-                return "zeroinitializer"  # a register that nothing can have written
+                return "zeroinitializer"  # nothing can have written the register
             pointer = self.t(f"getelementptr i8, ptr %F, i64 {slot}")
             if reg.width == 1:
                 bits = self.t(f"load i32, ptr {pointer}")
@@ -202,7 +202,7 @@ class Gen:
         return self.env[reg]
 
     def read(self, op: Operand, width: int) -> str:
-        """An operand's bits as ``<32 x iwidth>``."""
+        """Return an operand's bits as ``<32 x iwidth>``."""
         if isinstance(op, Reg):
             value = self.current(op)
             return self.resize(value, op.width, width)
@@ -242,7 +242,7 @@ class Gen:
         self.dirty.add(op)
 
     def pred(self, op: Operand) -> str:
-        """A predicate operand as ``<32 x i1>``."""
+        """Return a predicate operand as ``<32 x i1>``."""
         if isinstance(op, Not):
             return self.t(f"xor <32 x i1> {self.current(op.reg)}, splat (i1 true)")
         if isinstance(op, Imm):
@@ -252,14 +252,14 @@ class Gen:
         raise PtxError("unsupported operand: not a predicate", self.line)
 
     def lanes(self) -> str:
-        """The lanes an instruction acts on: active, and its guard true (i32)."""
+        """Return the lanes that an instruction acts on: active, and its guard true (i32)."""
         if self.guard is None:
             return self.act
         bits = self.t(f"bitcast <32 x i1> {self.guard} to i32")
         return self.t(f"and i32 {self.act}, {bits}")
 
     def first_active(self, value: str, width: int = 32) -> str:
-        """The value in the first active lane, as a scalar."""
+        """Return the value in the first active lane, as a scalar."""
         lane = self.t(f"call i32 @llvm.cttz.i32(i32 {self.act}, i1 false)")
         lane = self.t(f"and i32 {lane}, 31")
         return self.t(f"extractelement <32 x i{width}> {value}, i32 {lane}")
@@ -267,14 +267,14 @@ class Gen:
     # -- variables -------------------------------------------------------
 
     def find(self, name: str) -> Place:
-        """Where the variable called ``name`` lies, as this function sees it."""
+        """Return the place of the variable called ``name``, as this function sees it."""
         place = self.places.get((self.fn.name, name)) or self.places.get(("", name))
         if place is None:
             raise PtxError(f"unknown name {name}", self.line)
         return place
 
     def symbol(self, sym: Sym) -> str:
-        """The address of a variable as ``<32 x i64>``: real for globals, an offset otherwise."""
+        """Return the address of a variable as ``<32 x i64>``: real for globals, an offset otherwise."""
         local = (self.fn.name, sym.name) in self.places or ("", sym.name) in self.places
         if not local and not sym.offset and (address := address_of(self.program, sym.name)) is not None:
             return f"splat (i64 {address})"
@@ -289,14 +289,14 @@ class Gen:
         return f"splat (i64 {place.offset + sym.offset & (1 << 64) - 1})"
 
     def local_space(self, size: int, align: int) -> int:
-        """Room in every lane's local memory."""
+        """Reserve bytes in every lane's local memory; returns their offset."""
         self.local_align = max(self.local_align, align)
         offset = aligned(self.local_bytes, max(align, 1))
         self.local_bytes = offset + size
         return offset
 
     def frame_space(self, size: int) -> int:
-        """Room in the frame, aligned for vectors."""
+        """Reserve bytes in the frame, aligned for vectors; returns their offset."""
         offset = aligned(self.frame_bytes, 64 if size >= 64 else 4)
         self.frame_bytes = offset + size
         return offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PtxError(Exception):
-    """PTX that cannot run here: what is wrong and, where known, on which line. ``limit``: it would be too much."""
+    """PTX that cannot run here: the reason and, where known, the line. ``limit``: it would exceed a limit."""
 
     limit = False
 
@@ -15,6 +15,6 @@ class PtxError(Exception):
 
 
 class CompileLimit(PtxError):
-    """PTX that would take more time, memory or stack to compile or run than it is given."""
+    """PTX that would take more time, memory or stack to compile or run than its limit."""
 
     limit = True

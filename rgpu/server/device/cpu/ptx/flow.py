@@ -15,7 +15,7 @@ from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, LabelM
 
 CARRY = Reg("%cc", 1)
 WARP_SYNC = {"shfl", "vote", "match", "redux"}
-STACK_END = "#stack"  #: what stands for a call for which the stack has no level
+STACK_END = "#stack"  #: replaces a call for which the stack has no level
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call", STACK_END}
 _NO_RESULT = _ENDS | {
     "st", "red", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "discard",
@@ -25,7 +25,7 @@ _NO_RESULT = _ENDS | {
 
 @dataclass(slots=True)
 class Block:
-    """Straight-line instructions; ``end`` is what leads elsewhere (None: fall through)."""
+    """Straight-line instructions; ``end`` is the one that leads elsewhere (None: fall through)."""
 
     id: int
     body: list[Instruction] = field(default_factory=list)
@@ -43,7 +43,7 @@ def is_barrier(ins: Instruction) -> bool:
 
 
 def member_mask(ins: Instruction) -> Operand | None:
-    """The member mask of a warp-synchronous instruction."""
+    """Return the member mask of a warp-synchronous instruction."""
     if ins.op in WARP_SYNC and "sync" in ins.mods and ins.operands:
         return ins.operands[-1]
     if ins.op == "bar" and ins.mods[:1] == ("warp",) and ins.operands:
@@ -66,7 +66,7 @@ def _registers(op: Operand) -> list[Reg]:
 
 
 def defs_and_uses(ins: Instruction) -> tuple[list[Reg], list[Reg]]:
-    """Registers written and read; a guarded write also reads, for it keeps the old value."""
+    """Return the registers written and read; a guarded write also reads, since it keeps the old value."""
     first = 0 if ins.op in _NO_RESULT else 1
     defs = [r for x in ins.operands[:first] for r in _registers(x)]
     uses = [r for x in ins.operands[first:] for r in _registers(x)]
@@ -80,7 +80,7 @@ def defs_and_uses(ins: Instruction) -> tuple[list[Reg], list[Reg]]:
 
 
 def _expanded(fn: Function) -> list[Instruction | LabelMark]:
-    """The body with guards on calls, barriers and returns turned into branches around them."""
+    """Return the body with guards on calls, barriers and returns turned into branches around them."""
     out: list[Instruction | LabelMark] = []
     for item in fn.body or []:
         if isinstance(item, LabelMark) or item.guard is None or item.op == "bra":
@@ -201,8 +201,8 @@ def _liveness(blocks: list[Block]) -> None:
     for i, others in enumerate(following):
         for j in others:
             before[j].append(i)
-    # A block is looked at again only when one that follows it has changed: whatever the order of the labels, that is
-    # once for each register that is found to live there, not once for each other block.
+    # A block is examined again only when one of its successors has changed: in any order of the labels, once for each
+    # register found live there, not once for each other block.
     again, waiting = list(range(len(blocks))), [True] * len(blocks)
     while again:
         i = again.pop()
@@ -219,14 +219,14 @@ def _liveness(blocks: list[Block]) -> None:
 
 
 def blocks_of(fn: Function, first_id: int) -> list[Block]:
-    """The blocks of ``fn``, numbered from ``first_id`` in program order, with liveness."""
+    """Return the blocks of ``fn``, numbered from ``first_id`` in program order, with liveness."""
     blocks = _Builder(fn, first_id).build()
     _liveness(blocks)
     return blocks
 
 
 def call_target(ins: Instruction) -> str:
-    """The function a call names; of a call through a pointer the label of its prototype or targets."""
+    """Return the name of a call's function; for a call through a pointer, the label of its prototype or targets."""
     for op in ins.operands:
         if isinstance(op, Sym):
             return op.name
@@ -234,7 +234,7 @@ def call_target(ins: Instruction) -> str:
 
 
 def call_lists(ins: Instruction) -> tuple[Sequence[Operand], Sequence[Operand]]:
-    """What a call gets its results in, and what it passes."""
+    """Return the operands that receive a call's results, and those that it passes."""
     at = next((i for i, op in enumerate(ins.operands) if isinstance(op, (Reg, Sym))), len(ins.operands))
     given = [op for op in ins.operands[at + 1 :] if not isinstance(op, Sym)] if isinstance(
         ins.operands[at], Reg) else ins.operands[at + 1 :]
@@ -242,5 +242,5 @@ def call_lists(ins: Instruction) -> tuple[Sequence[Operand], Sequence[Operand]]:
 
 
 def _names(operands: Sequence[Operand]) -> Sequence[Operand]:
-    """The operands of one list of a call: in brackets or alone."""
+    """Return the operands of one list of a call: in brackets or alone."""
     return operands[0].items if operands and isinstance(operands[0], Vec) else operands

@@ -1,4 +1,4 @@
-"""One instruction to IR, by the function that its opcode was registered for."""
+"""Compiles one instruction to IR, by the function that is registered for its opcode."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""LLVM IR text to machine code, through llvmlite.
+"""Compiles LLVM IR text to machine code, through llvmlite.
 
 Helpers (memory access, atomics, directed rounding, scheduling) are compiled
 once per process and called by name from kernels, which keeps the kernels'
-own IR small: compile time is what a user notices first.
+own IR small: users notice compile time first.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rgpu.server import derived_format
 from rgpu.server.device.cpu.ptx.errors import CompileLimit
 from rgpu.server.device.cpu.ptx.machine import compiling
 
-# Calls pass whole 32-lane registers; both sides must agree that 512-bit
-# vectors are legal, or they would disagree about where arguments go.
+# Calls pass whole 32-lane registers: caller and callee must both treat 512-bit vectors as legal, or they would disagree
+# about the places of arguments.
 ATTRIBUTES = 'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }\n'
 
 
 
 class Kept(Protocol):
-    """Machine code that was compiled before (:mod:`rgpu.server.derived`)."""
+    """A cache of machine code that was compiled before (:mod:`rgpu.server.derived`)."""
 
     def get(self, kind: int, key: bytes) -> bytes | None:
-        """What is kept under ``key``; None: nothing."""
+        """Return what is kept under ``key``; None: nothing."""
 
     def keep(self, kind: int, key: bytes, payload: bytes) -> None:
-        """Keep it, by and by."""
+        """Keep ``payload`` under ``key``; it may be stored later."""
 
 
 _lock = threading.RLock()
 _kept: Kept | None = None
 _engines: list = []
-_refused: dict[bytes, CompileLimit] = {}  #: what came to a limit once does so again
+_refused: dict[bytes, CompileLimit] = {}  #: IR that exceeded a limit once does so again
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Helper:
 
 
 def private(result: str, name: str, args: str, body: str, inline: str = "alwaysinline") -> str:
-    """Return the IR of a function that only the helper which it is defined with calls."""
+    """Return the IR of a function that is called only by the helper that it is defined with."""
     return f"define internal {result} @{name}({args}) {inline} #0 {{\n{body}\n}}\n"
 
 
@@ -70,12 +70,12 @@ def _compile(text: str, names: list[str], level: int) -> dict[str, int]:
     engine = _engine()
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _engines.append(engine)  # code lives as long as the process: addresses are handed out
+    _engines.append(engine)  # code stays until the process ends: its addresses are handed out
     return {name: engine.get_function_address(name) for name in names}
 
 
 def _code(text: str, level: int) -> bytes:
-    """Object code of the IR: as it was compiled before on this kind of processor by this compiler, else compiled."""
+    """Return object code of the IR: kept code of this compiler for this kind of processor, else newly compiled."""
     if _kept is None:
         return _object_code(text, level)
     name = derived_format.key(b"ir 1", text.encode(), b"%d" % compiling.effort(len(text), level), _compiler())
@@ -87,7 +87,7 @@ def _code(text: str, level: int) -> bytes:
 
 
 def _compiler() -> bytes:
-    """All that object code follows from beside the IR."""
+    """Return everything besides the IR that determines object code."""
     machine = _target()
     version = ".".join(map(str, llvm.llvm_version_info))
     return "\0".join((llvmlite.__version__, version, machine.triple, llvm.get_host_cpu_name(),
@@ -106,12 +106,12 @@ def _object_code(text: str, level: int) -> bytes:
 
 
 def _engine() -> llvm.ExecutionEngine:
-    """An engine of its own for each piece of object code."""
+    """Make a separate engine for one piece of object code."""
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
 
 
 def keep_in(kept: Kept) -> None:
-    """Keep object code there from now on, and take from there what it has."""
+    """Keep object code in ``kept`` from now on, and reuse what it holds."""
     global _kept
     _kept = kept
 
@@ -143,7 +143,7 @@ def ensure(helpers: list[Helper]) -> None:
 
 
 def compile_kernel(text: str, name: str, helpers: list[Helper]) -> int:
-    """The address of function ``name`` in IR ``text``."""
+    """Return the address of function ``name`` in IR ``text``, compiled."""
     with _lock:
         ensure(helpers)
         declared = "\n".join(h.declaration for h in helpers)
@@ -151,7 +151,7 @@ def compile_kernel(text: str, name: str, helpers: list[Helper]) -> int:
 
 
 def address_of(helper: Helper) -> int:
-    """The address of a helper, compiled if need be."""
+    """Return the address of a helper, compiled if necessary."""
     ensure([helper])
     address = llvm.address_of_symbol(helper.name)
     assert address
@@ -171,7 +171,7 @@ def memo(make: Callable[..., Helper]) -> Callable[..., Helper]:
 
 
 def helper(result: str, name: str, args: str, body: str, needs: tuple[Helper, ...] = (), extra: str = "") -> Helper:
-    """A helper from its IR body; ``extra`` is private IR that goes with it."""
+    """Make a helper from its IR body; ``extra`` is private IR that belongs to it."""
     kinds = ", ".join(a.rsplit(" %", 1)[0] for a in args.split(", ") if a)
     return Helper(
         name,
@@ -182,6 +182,6 @@ def helper(result: str, name: str, args: str, body: str, needs: tuple[Helper, ..
 
 
 def warm() -> None:
-    """Make the compiler ready: for a worker that waits for its session."""
+    """Load the compiler: for a worker that waits for its session."""
     with _lock:
         _target()

@@ -1,4 +1,4 @@
-"""Running a compiled kernel over a grid, on a few operating-system threads."""
+"""Runs a compiled kernel over a grid, on a few operating-system threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MemoryRanges:
         self.table.flags.writeable = False
 
     def room(self, address: int) -> int:
-        """How many bytes from ``address`` on are valid."""
+        """Return how many bytes from ``address`` on are valid."""
         i = int(np.searchsorted(self.table[:, 0], np.uint64(address), side="right")) - 1
         return max(0, int(self.table[i, 1]) - address) if i >= 0 else 0
 
@@ -48,7 +48,7 @@ class MemoryRanges:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How a launch ended: 0, or the CUDA error and where it struck."""
+    """The outcome of a launch: 0, or the CUDA error and its address."""
 
     error: int
     address: int
@@ -90,13 +90,13 @@ def _heap_callback(token: int, memory: int, value: int, gives: int) -> int:
 
 
 _setters: dict[int, Launch] = {}
-_cooperating = threading.Lock()  # of the launches that need a thread for each of their blocks
+_cooperating = threading.Lock()  # held by a launch that needs a thread for each of its blocks
 _pool_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Threads kept between launches; as many as are ever busy at once."""
+    """Return the pool of threads, kept between launches; it has as many as are ever busy at once."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -106,22 +106,22 @@ def _threads() -> ThreadPoolExecutor:
 
 @functools.cache
 def _worker() -> Callable[[int], None]:
-    """What a thread runs: blocks of the grid, one after the other, until none is left."""
+    """Return the function that a thread runs: blocks of the grid, one after the other, until none is left."""
     return _WorkerType(jit.address_of(WORKER))
 
 
 class Overseer:
-    """Looks at the launches that run, every few milliseconds, in a thread that rests while none does."""
+    """Checks the running launches every few milliseconds, in a thread that sleeps while there are none."""
 
     def __init__(self) -> None:
         self._running: dict[int, Launch] = {}
         self._started = threading.Lock()
-        self._resting = threading.Event()  # nobody looks: whoever comes must set ``_wake``
+        self._resting = threading.Event()  # the thread sleeps: a new launch must set ``_wake``
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, launch: Launch) -> None:
-        """Watch a launch that runs, so that one that never ends is noticed."""
+        """Watch a running launch, so that a long one gets more threads and a cancelled one stops."""
         self._running[launch.token] = launch
         if self._thread is None:
             with self._started:
@@ -145,7 +145,7 @@ class Overseer:
             if quiet > _QUIET_POLLS:
                 self._wake.clear()
                 self._resting.set()
-                if not self._running:  # one that came before ``_resting`` was set did not wake anybody
+                if not self._running:  # one added before ``_resting`` was set did not set ``_wake``
                     self._wake.wait()
                 self._resting.clear()
                 quiet = 0
@@ -243,7 +243,7 @@ class Launch:
         return words
 
     def _thread_indices(self, frames: _Buffer) -> None:
-        """Each lane's %tid, in every warp's frame."""
+        """Write each lane's %tid into every warp's frame."""
         words = self.code.frame_bytes // 4
         view = np.ctypeslib.as_array((ctypes.c_uint32 * (words * self.warps)).from_address(frames.address))
         view = view.reshape(self.warps, words)
@@ -264,7 +264,7 @@ class Launch:
             _printers[self.token] = functools.partial(self._print, print_)
         _setters[self.token] = self
         try:
-            if self.cooperative:  # its blocks wait for each other: all of them run, each in a thread
+            if self.cooperative:  # its blocks wait for each other: all of them run at once, each in a thread
                 with _cooperating:
                     self._run(self.blocks, cancel)
             else:
@@ -275,14 +275,14 @@ class Launch:
         return self._result()
 
     def _print(self, print_: Callable[[bytes], None], form: int, arguments: int) -> None:
-        """One lane's vprintf. What it must not read is an error of the program, as for a load."""
+        """Execute one lane's vprintf. An address that it must not read is an error of the program, as for a load."""
         try:
             print_(printf.format_message(form, arguments, self._readable))
         except printf.BadAddressError as error:
             self._fault(error.address)
 
     def use_heap(self, memory: int, value: int, gives: bool) -> int:
-        """One lane's malloc of so many bytes, or free of a pointer; what is no block of a heap is a fault."""
+        """Execute one lane's malloc of ``value`` bytes, or free of a pointer; a pointer to no block is a fault."""
         try:
             if gives:
                 return heap.allocate(memory, value) if self.ranges.room(memory) >= heap.BYTES else 0
@@ -298,7 +298,7 @@ class Launch:
                 self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
 
     def set_condition(self, handle: int, value: int) -> None:
-        """One lane's cudaGraphSetConditional. A handle of no graph that this kernel is launched by is a fault."""
+        """Execute one lane's cudaGraphSetConditional. A handle that is none of the launching graph's is a fault."""
         with self._lock:
             if handle in self.conditions:
                 self.conditions[handle] = value
@@ -307,7 +307,7 @@ class Launch:
                 self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
 
     def _readable(self, address: int) -> int:
-        """How many bytes from ``address`` on a lane may read: of device memory, or of a buffer of this launch."""
+        """Return how many bytes from ``address`` on a lane may read: device memory, or a buffer of this launch."""
         room = self.ranges.room(address)
         if room:
             return room
@@ -339,10 +339,11 @@ class Launch:
             overseer.forget(self)
 
     def oversee(self) -> None:
-        """Called again and again while it runs: a launch that takes long gets the rest of its threads.
+        """Start the remaining threads of a launch that takes long; stop a cancelled one. Called regularly while it
+        runs.
 
-        Most launches of a program are over before another thread would have woken up. They start with one; since
-        threads take the next block each time, later ones find what is left.
+        Most launches end before another thread would have woken up, so each starts with one. Since threads take the
+        next block each time, threads that start later take what is left.
         """
         if self._cancel is not None and self._cancel.is_set():
             self.record[at.L_STOP] = _CANCELLED

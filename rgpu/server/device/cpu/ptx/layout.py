@@ -1,4 +1,4 @@
-"""Where things lie in the structures that compiled code and the launcher share.
+"""Layout of the structures that compiled code and the launcher share.
 
 Three kinds of memory: one *launch* record for the whole grid, one *thread*
 record per operating-system thread running blocks, one *frame* per warp.

@@ -1,8 +1,8 @@
-"""What the parser produces: operands, instructions, variables, functions.
+"""The parser's output: operands, instructions, variables, functions.
 
 Registers are bags of bits: their declared type matters only for its width,
 because newer compilers keep floats in ``.b32`` registers.  The instruction
-says how to read the bits.
+determines how the bits are read.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a destination whose value is not wanted."""
+    """``_``: a destination whose value is dropped."""
 
 
 Operand = Reg | Imm | FloatImm | Sym | Special | Addr | Vec | Pair | Not | Sink
@@ -109,7 +109,7 @@ class Variable:
     init: tuple = ()
     element: int = 1
     extern: bool = False
-    managed: bool = False  #: ``.attribute(.managed)``: the program's CPU uses it, too
+    managed: bool = False  #: ``.attribute(.managed)``: the program also uses it on the CPU
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Instruction:
         return ".".join((self.op, *self.mods))
 
     def refuse(self, why: str = "") -> PtxError:
-        """The error that says this instruction cannot run here."""
+        """Return the error that refuses this instruction here."""
         return PtxError(f"unsupported {self.text}" + (f": {why}" if why else ""), self.line)
 
 
@@ -157,7 +157,7 @@ class Function:
     #: sizes in bytes of results and of parameters of functions that are called through pointers, by label
     prototypes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     max_threads: int = 1024
-    bounded: bool = False  #: .maxntid or .reqntid says ``max_threads``
+    bounded: bool = False  #: ``max_threads`` was given by .maxntid or .reqntid
     min_blocks: int = 0  #: .minnctapersm
     max_registers: int = 0  #: .maxnreg
 
@@ -171,7 +171,7 @@ class Program:
     variables: dict[str, Variable]
     functions: dict[str, Function]
     max_registers: int = 0  #: the option that the module was linked with
-    tag: int = 0  #: of the module's text: tells its functions' addresses from those of other modules
-    numbers: dict[str, int] = field(default_factory=dict)  #: of functions whose address was asked for
-    #: functions whose address is taken, by the sizes of results and parameters, once somebody has looked
+    tag: int = 0  #: derived from the module's text: keeps its functions' addresses apart from those of other modules
+    numbers: dict[str, int] = field(default_factory=dict)  #: of functions whose address was requested
+    #: functions whose address is taken, by the sizes of results and parameters; None: not yet computed
     addressed: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Function]] | None = None

@@ -24,7 +24,7 @@ MOST_TEXT = 64 << 20  #: bytes of PTX of a module
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """Where a kernel parameter lies in the parameter buffer."""
+    """A kernel parameter's place in the parameter buffer."""
 
     offset: int
     size: int
@@ -32,7 +32,7 @@ class ParamInfo:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """What the driver API tells about a kernel."""
+    """The facts of a kernel that the driver API reports."""
 
     name: str
     params: tuple[ParamInfo, ...]
@@ -79,7 +79,7 @@ class PtxModule:
             if fn.entry and fn.body is not None:
                 self._code[fn.name] = code = generate(program, fn, self._index)
                 room -= len(code.text)
-                if room < 0:  # each kernel has the functions that it calls within itself
+                if room < 0:  # each kernel contains the functions that it calls
                     raise CompileLimit(f"its kernels are too large: more than {MOST_IR} bytes of LLVM IR", fn.line)
                 self.kernels[fn.name] = self._info(fn.name)
 
@@ -114,10 +114,10 @@ class PtxModule:
             out += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         if len(out) > var.size:
             raise PtxError(f"{var.name} has more initial values than elements", var.line)
-        return bytes(out)  # the rest is zero, as fresh memory is: a few bytes of text may ask for gigabytes
+        return bytes(out)  # the rest is zero, as fresh memory is: a few bytes of text may declare gigabytes
 
     def initial_image(self, addresses: Mapping[str, int]) -> dict[str, bytes]:
-        """What every global and constant begins with, given everyone's address; what lies behind is zero."""
+        """Return the first bytes of each global and constant, given all addresses; the bytes behind them are zero."""
 
         def resolve(name: str, line: int) -> int:
             if name in addresses:
@@ -129,7 +129,7 @@ class PtxModule:
         return {name: self._image(self._program.variables[name], resolve) for name in self.globals}
 
     def link(self, addresses: Mapping[str, int], externs: Mapping[str, int] | None = None) -> LinkedModule:
-        """The module with every variable placed; ``externs`` are those that other modules define."""
+        """Return the module with every variable placed; ``externs``: addresses of other modules' variables."""
         table = np.zeros(max(1, len(self._index)), dtype=np.uint64)
         for name, i in self._index.items():
             address = addresses.get(name, (externs or {}).get(name))
@@ -188,7 +188,7 @@ _modules: dict[tuple[bytes, int, int], PtxModule] = {}
 
 
 def _entry_point(code: KernelCode) -> int:
-    """The kernel's machine code, compiled at most once: the symbol is a hash of its IR."""
+    """Return the address of the kernel's machine code, compiled at most once: the symbol is a hash of its IR."""
     found = _entry_points.get(code.symbol)
     if found is not None:
         return found
@@ -201,9 +201,9 @@ def _entry_point(code: KernelCode) -> int:
 
 
 def parse_module(text: str, *, max_target: int = 75, max_registers: int = 0) -> PtxModule:
-    """Parse and check PTX, down to the last modifier; raises ``PtxError``.
+    """Parse and check PTX, down to the last modifier. Raises ``PtxError``.
 
-    ``max_registers``: of a thread, where the kernel does not say itself; 0: no limit.
+    ``max_registers``: of a thread, where the kernel itself sets no limit; 0: no limit.
     """
     text = text.rstrip("\0")
     if len(text) > MOST_TEXT:

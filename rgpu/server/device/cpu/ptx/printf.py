@@ -1,6 +1,6 @@
 """Device-side printf: one lane's format string and argument buffer to bytes.
 
-Both are addresses that the program chose: each byte is asked for before it is read.
+The program chose both addresses: each byte is checked to be readable before it is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Readable = Callable[[int], int]  #: how many bytes from an address on may be rea
 
 
 class BadAddressError(Exception):
-    """What the program gave to print is not all in its memory; ``address``: the first byte that is not."""
+    """A string or argument to print is not entirely in the program's memory; ``address``: the first byte outside."""
 
     def __init__(self, address: int):
         super().__init__(f"{address:#x} cannot be read")
@@ -34,7 +34,7 @@ class _Arguments:
         self.readable = readable
 
     def take(self, size: int) -> bytes:
-        """The next value's bytes."""
+        """Return the next value's bytes."""
         self.at = -(-self.at // size) * size
         if self.at >= _ADDRESSES or self.readable(self.at) < size:
             raise BadAddressError(self.at)
@@ -43,7 +43,7 @@ class _Arguments:
         return data
 
     def integer(self, size: int, signed: bool) -> int:
-        """The next integer; those below 32 bits were promoted."""
+        """Return the next integer; integers below 32 bits were promoted."""
         value = int.from_bytes(self.take(max(size, 4)), "little", signed=signed)
         if size < 4:
             value &= (1 << 8 * size) - 1
@@ -53,7 +53,7 @@ class _Arguments:
 
 
 def read_string(address: int, readable: Readable) -> bytes:
-    """A zero-terminated string, cut at 64 KiB. Raises BadAddressError where memory ends before it does."""
+    """Return a zero-terminated string, cut at 64 KiB. Raises BadAddressError where memory ends before it does."""
     room = readable(address)
     if room <= 0:
         raise BadAddressError(address)
@@ -64,7 +64,7 @@ def read_string(address: int, readable: Readable) -> bytes:
 
 
 def _field(value: bytes | None, values: _Arguments) -> int | None:
-    """A width or a precision, given in the format or as an argument."""
+    """Return a width or a precision, given in the format or as an argument."""
     if value is None:
         return None
     number = values.integer(4, True) if value == b"*" else int(value)
@@ -72,7 +72,7 @@ def _field(value: bytes | None, values: _Arguments) -> int | None:
 
 
 def format_message(fmt: int, args: int, readable: Readable) -> bytes:
-    """What ``printf(fmt, …)`` prints. Raises BadAddressError."""
+    """Return what ``printf(fmt, …)`` prints. Raises BadAddressError."""
     values = _Arguments(args, readable)
 
     def one(match: re.Match[bytes]) -> bytes:
@@ -81,7 +81,7 @@ def format_message(fmt: int, args: int, readable: Readable) -> bytes:
             return b"%"
         wide, exact = _field(width, values), _field(precision, values)
         spec = b"%" + flags + (b"" if wide is None else b"%d" % wide)
-        if exact is not None and exact >= 0:  # a negative one is as none
+        if exact is not None and exact >= 0:  # a negative one counts as none
             spec += b".%d" % exact
         try:
             return _converted(spec, kind, _SIZES.get(length or b"", 4), values)
@@ -92,7 +92,7 @@ def format_message(fmt: int, args: int, readable: Readable) -> bytes:
 
 
 def _converted(spec: bytes, kind: bytes, size: int, values: _Arguments) -> bytes:
-    """One conversion; ``size``: bytes of its integer."""
+    """Return one conversion's text; ``size``: bytes of its integer."""
     if kind in b"di":
         return (spec + b"d") % values.integer(size, True)
     if kind in b"ouxX":

@@ -1,8 +1,8 @@
-"""How many registers an assembler would give a kernel: the most that are live at one place.
+"""Estimates the registers that an assembler would give a kernel: the most that are live at one place.
 
-PTX names a register for every value, so names say nothing. What is live at a place follows from the blocks of
-``flow``; values that an assembler keeps elsewhere (constants, kernel parameters, which instructions read where they
-lie) count nothing, and copies share the register of what they copy.
+PTX uses a new register for every value, so their number carries no information. What is live at a place follows from
+the blocks of ``flow``; values that an assembler keeps elsewhere (constants and kernel parameters, which instructions
+read directly) count as none, and copies share the register of their source.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rgpu.server.device.cpu.ptx.model import Addr, FloatImm, Function, Imm, Inst
 
 MOST = 255  #: registers of a thread
 LEAST = 16
-_OWN = 4  #: the stack pointer, and what addresses and results need meanwhile
+_OWN = 4  #: the stack pointer, and temporaries for addresses and results
 _FILE = 65536  #: registers of a multiprocessor
-_UNIT = 8  #: registers of a thread are given out in such steps
+_UNIT = 8  #: registers of a thread are allocated in such steps
 _WARP = 32
 
 
 def estimated(program: Program, entry: Function, most: int = 0) -> int:
-    """Registers of a thread of ``entry``. ``most``: the compiler option (maxrregcount), 0 for none.
+    """Return the registers of a thread of ``entry``. ``most``: the compiler option (maxrregcount), 0 for none.
 
-    As ptxas has it, ``.maxnreg`` and launch bounds of the kernel itself come before the option.
+    As in ptxas, ``.maxnreg`` and launch bounds of the kernel itself take precedence over the option.
     """
     wanted = _pressure(program, entry, {}) + _OWN
     return max(1, min(max(LEAST, wanted), _limit(entry, most)))
 
 
 def block_limit(registers: int, threads: int) -> int:
-    """How many threads a block can have, ``threads`` at most, if each has so many registers."""
+    """Return how many threads a block can have, ``threads`` at most, if each has ``registers`` registers."""
     warp = -(-registers // _UNIT) * _UNIT * _WARP
     return min(threads, _FILE // warp * _WARP)
 
@@ -49,10 +49,10 @@ def _limit(entry: Function, most: int) -> int:
 
 
 def _pressure(program: Program, fn: Function, known: dict[str, int]) -> int:
-    """The most 32-bit registers that ``fn`` and what it calls have live at once."""
+    """Return the most 32-bit registers that ``fn`` and its callees have live at once."""
     if fn.name in known:
         return known[fn.name]
-    known[fn.name] = 0  # of a function that calls itself: the caller's are on the stack meanwhile
+    known[fn.name] = 0  # for a function that calls itself: the caller's are on the stack meanwhile
     if fn.body is None:
         return 0
     blocks = blocks_of(fn, 0)
@@ -66,7 +66,7 @@ def _pressure(program: Program, fn: Function, known: dict[str, int]) -> int:
 
 
 def _of_block(block: Block, held: set[Reg], called: Callable[[Instruction], int]) -> int:
-    """Backwards through a block: what is live behind each instruction, and what a call needs besides."""
+    """Walk a block backwards: what is live behind each instruction, and what a call needs besides."""
     live = {reg for reg in block.live_out if reg not in held}
     now = sum(map(_size, live))
     most = now
@@ -87,12 +87,12 @@ def _of_block(block: Block, held: set[Reg], called: Callable[[Instruction], int]
 
 
 def _size(reg: Reg) -> int:
-    """32-bit registers; predicates have a file of their own."""
+    """Return the number of 32-bit registers; predicates have a file of their own."""
     return 0 if reg.width == 1 else max(1, reg.width // 32)
 
 
 def _held_elsewhere(fn: Function, blocks: list[Block]) -> set[Reg]:
-    """Registers with one definition, which is a constant, a parameter of the kernel or a copy."""
+    """Return the registers with one definition, which is a constant, a parameter of the kernel or a copy."""
     definitions: dict[Reg, Instruction | None] = {}
     for block in blocks:
         for ins in block.body:

@@ -61,7 +61,7 @@ from rgpu.server.device.cpu.ptx.ops.memory_ir import IOTA32, REPORT, field, spla
 
 
 def frame(name: str, index: int, base: str = "%F") -> str:
-    """IR that loads 32-bit word ``index`` of a frame."""
+    """Return IR that loads 32-bit word ``index`` of a frame."""
     return f"  %{name}.p = getelementptr i32, ptr {base}, i64 {index}\n  %{name} = load i32, ptr %{name}.p"
 
 
@@ -130,7 +130,7 @@ chosen:
   ret i32 %pc""",
 )
 
-# Lets every lane that waits at barrier %id go on.
+# Releases every lane that waits at barrier %id.
 RELEASE = helper(
     "void",
     "rt_release",
@@ -304,9 +304,8 @@ done:
     (RELEASE,),
 )
 
-# A warp's frame at the start of a block: which lanes exist, and where they
-# are.  Registers start at zero so that a run never depends on the last; the
-# thread indices are the launcher's, the same for every block.
+# A warp's frame at the start of a block: which lanes exist, and their positions. Registers start at zero so that a run
+# never depends on an earlier one; the thread indices are the launcher's, the same for every block.
 START_WARP = helper(
     "void",
     "rt_start_warp",
@@ -335,8 +334,7 @@ START_WARP = helper(
   ret void""",
 )
 
-# One block: its warps take turns until all have ended.  No warp able to run
-# while some wait is a barrier that can never complete.
+# One block: its warps take turns until all have ended.  If some wait and none can run, a barrier can never complete.
 BLOCK = helper(
     "void",
     "rt_block",
@@ -421,7 +419,7 @@ done:
     (REPORT, START_WARP),
 )
 
-# What each operating-system thread runs: blocks, until there are none left.
+# The loop of each operating-system thread: blocks, until none is left.
 WORKER: Helper = helper(
     "void",
     "rt_worker",

@@ -1,3 +1,4 @@
-"""Texture and surface objects of the `cpu` device: what they are made of, and the records that kernels read.
+"""Texture and surface objects of the `cpu` device: how they are made, and the records that kernels read.
 
-It compiles nothing."""
+It compiles nothing.
+"""

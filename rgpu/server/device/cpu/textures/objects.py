@@ -1,8 +1,8 @@
 """Arrays, texture objects and surface objects of the ``cpu`` device.
 
-An array is its memory (:mod:`rgpu.session.objects.arrays`): nothing has to be brought up to date. A texture object is
-a :class:`~rgpu.server.device.cpu.textures.record.Descriptor`; its handle is a small number, so that a kernel's
-look-up is an index into a table.
+An array is its memory (:mod:`rgpu.session.objects.arrays`): there is no second copy to update. A texture object is a
+:class:`~rgpu.server.device.cpu.textures.record.Descriptor`; its handle is a small number, so that a kernel's look-up is
+an index into a table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rgpu.session.objects.arrays import (
 INVALID_VALUE, INVALID_HANDLE, NOT_SUPPORTED = 1, 400, 801
 READ_AS_INTEGER, NORMALIZED_COORDINATES = 0x01, 0x02
 MOST_ANISOTROPY = 16
-MOST_ENDED = 1024  #: handles that rest before they are given again
+MOST_ENDED = 1024  #: ended handles that are kept from being used again
 ALIGNMENT, PITCH_ALIGNMENT, MOST_LINEAR = 512, 32, 1 << 28  #: attributes 14, 51, 69
 MOST_PITCHED = (131072, 65000, 2097120)  #: width, height, pitch: attributes 70, 71, 72
 
@@ -57,14 +57,14 @@ class _Texture:
 
 
 class Textures:
-    """See the module docstring. Thread-safe: objects are made by one thread, tables by those that run kernels."""
+    """See the module docstring. Thread-safe: one thread makes objects, the threads that run kernels make tables."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrays: dict[int, _Array] = {}
         self._textures: dict[int, _Texture] = {}
         self._handles: dict[int, int] = {}  #: handle → number
-        #: by handle: work given before a destruction may still use it, as long as no other object gets the handle
+        #: by handle: work submitted before a destruction may still use it, as long as no other object gets the handle
         self._ended: dict[int, Descriptor] = {}
         self._table: tuple[RangeTable | None, np.ndarray[Any, Any]] = (None, np.zeros(1, np.uint64))
 
@@ -77,19 +77,19 @@ class Textures:
         self._arrays[array] = _Array(shape, address, context)
 
     def destroy_array(self, array: int) -> None:
-        """Raises :class:`DeviceError` for an unknown one."""
+        """Forget an array. Raises :class:`DeviceError` for an unknown one."""
         self.array(array)
         del self._arrays[array]
 
     def array(self, array: int) -> _Array:
-        """Raises :class:`DeviceError` for an unknown one."""
+        """Return an array. Raises :class:`DeviceError` for an unknown one."""
         found = self._arrays.get(array)
         if found is None:
             raise DeviceError(f"no array {array}", INVALID_HANDLE)
         return found
 
     def shape(self, array: int) -> ArrayShape:
-        """The shape of an array. Raises :class:`DeviceError`."""
+        """Return the shape of an array. Raises :class:`DeviceError`."""
         return self.array(array).shape
 
     # -- objects --------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Textures:
         return handle
 
     def place(self, texture: int, handle: int) -> None:
-        """Give an object the handle that the program has of it. Raises :class:`DeviceError` where another has it."""
+        """Give an object the handle by which the program refers to it. Raises :class:`DeviceError` if it is in use."""
         with self._lock:
             found = self._find(texture)
             if self._handles.get(handle, texture) != texture or handle <= 0:
@@ -121,7 +121,7 @@ class Textures:
             self._table = (None, self._table[1])
 
     def destroy(self, texture: int) -> None:
-        """Raises :class:`DeviceError` for an unknown one."""
+        """Destroy a texture or surface object. Raises :class:`DeviceError` for an unknown one."""
         with self._lock:
             found = self._find(texture)
             del self._textures[texture], self._handles[found.handle]
@@ -129,13 +129,13 @@ class Textures:
             self._table = (None, self._table[1])
 
     def destroy_context(self, context: int) -> None:
-        """Destroy what a context has."""
+        """Destroy the objects and arrays of a context."""
         for number in [number for number, found in self._textures.items() if found.context == context]:
             self.destroy(number)
         self._arrays = {number: found for number, found in self._arrays.items() if found.context != context}
 
     def _free_handle(self) -> int:
-        """One that was free for long: the lowest, once many have ended."""
+        """Return an unused handle: a new one, or, once many have ended, the one that ended longest ago."""
         if len(self._ended) < MOST_ENDED:
             return max([*self._handles, *self._ended], default=0) + 1
         handle = next(iter(self._ended))
@@ -150,7 +150,7 @@ class Textures:
 
     # -- for kernels ------------------------------------------------------------------
     def table(self, valid: RangeTable) -> np.ndarray[Any, Any]:
-        """Addresses of descriptors by handle, 0 for none and for those whose memory is not there: uint64."""
+        """Return uint64 addresses of descriptors by handle; 0 for no object and for one whose memory is not valid."""
         with self._lock:
             known, table = self._table
             if known is not valid:
@@ -193,7 +193,7 @@ class Textures:
 
 
 def _of_memory(resource: Resource, sampling: Sampling | None, view: View | None) -> Descriptor:
-    """A texture of linear memory, as a driver takes it. Raises :class:`DeviceError`."""
+    """Make a texture of linear memory, with a driver's checks. Raises :class:`DeviceError`."""
     if sampling is None or view is not None:
         raise DeviceError("surfaces and views are of arrays", INVALID_VALUE)
     element = FORMATS[resource.format][0] * resource.channels
@@ -219,7 +219,7 @@ def _of_memory(resource: Resource, sampling: Sampling | None, view: View | None)
 
 
 def _check_sampling(sampling: Sampling | None, form: int, dimensions: int) -> None:
-    """What the driver refuses. Raises :class:`DeviceError`."""
+    """Check what the driver refuses. Raises :class:`DeviceError`."""
     if sampling is None:
         return
     if sampling.anisotropy > MOST_ANISOTROPY:

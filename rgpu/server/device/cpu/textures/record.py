@@ -1,6 +1,6 @@
-"""What kernels read of a texture or surface object: a record in this process's memory.
+"""The record that kernels read of a texture or surface object, in this process's memory.
 
-64-bit words, then one row of words for each mipmap level. Compiled code has the same indices
+It is made of 64-bit words, then one row of words for each mipmap level. Compiled code has the same indices
 (:mod:`rgpu.server.device.cpu.ptx.textures.texels_ir`).
 """
 
@@ -21,7 +21,7 @@ D_TABLE = 24  #: the first level
 #: Words of a level: extents in elements, pitch and plane in bytes.
 L_ADDRESS, L_WIDTH, L_HEIGHT, L_DEPTH, L_PITCH, L_PLANE = range(6)
 LEVEL_WORDS = 8
-#: D_KIND: what a fetch returns.
+#: D_KIND: the type that a fetch returns.
 RAW, UNIT, FLOAT = range(3)
 #: D_FORMAT
 FORMAT_CODES = {form: code for code, form in enumerate(FORMATS)}
@@ -43,14 +43,14 @@ class LevelView:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The record, and the memory that has to be there for it: (address, bytes) of each piece."""
+    """The record, and the memory that must be valid for it: (address, bytes) of each piece."""
 
     words: np.ndarray
     memory: Sequence[tuple[int, int]]
 
     @property
     def address(self) -> int:
-        """Where the record lies."""
+        """Address of the record."""
         return int(self.words.ctypes.data)
 
 
@@ -61,7 +61,7 @@ def _bits(value: float) -> int:
 def describe(form: int, channels: int, levels: Sequence[LevelView], sampling: Sampling | None,
              memory: Sequence[tuple[int, int]], *, layered: bool = False, cube: bool = False,
              linear: bool = False) -> Descriptor:
-    """Make a record. ``sampling`` None: of a surface. ``linear``: fetched by index, zero outside."""
+    """Make a record. ``sampling`` None: for a surface. ``linear``: fetched by index, zero outside."""
     words = np.zeros(D_TABLE + LEVEL_WORDS * len(levels), np.uint64)
     size, kind = FORMATS[form]
     words[D_FORMAT], words[D_CHANNELS], words[D_ELEMENT] = FORMAT_CODES[form], channels, size * channels
@@ -82,7 +82,7 @@ def describe(form: int, channels: int, levels: Sequence[LevelView], sampling: Sa
         border = [_bits(one) for one in sampling.border]
         words[D_BORDER], words[D_BORDER2] = border[0] | border[1] << 32, border[2] | border[3] << 32
         words[D_BIAS], words[D_LEAST], words[D_MOST] = map(_bits, (sampling.bias, sampling.least, sampling.most))
-    if cube:  # a face is clamped
+    if cube:  # a face clamps its coordinates
         words[[D_MODE_X, D_MODE_Y]] = 1
     for number, level in enumerate(levels):
         at = D_TABLE + LEVEL_WORDS * number

@@ -1,1 +1,1 @@
-"""What streams of the ``cpu`` device execute: launches, copies, words. It decides no order."""
+"""Work that streams of the ``cpu`` device execute: launches, copies, words. Its order is decided elsewhere."""

@@ -1,8 +1,8 @@
 """Groups of collectives as work of the cpu device's streams.
 
-A group is one piece of work in all its streams: it begins when each of them has come to it, and keeps one device thread
-until its operations are complete, as NCCL's kernels keep a GPU's multiprocessors. That is no time of the device, of
-which a session has its share: it waits for other ranks.
+A group is one op in all its streams: it begins when each of them has reached it, and occupies one device thread until
+its operations are complete, as NCCL's kernels occupy multiprocessors of a GPU. The time does not count as the session's
+use of the device, since the group waits for other ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CollectiveMemory:
 
 
 def submit(group: Group, seq: int, memory: Memory, streams: Streams) -> None:
-    """Give a group to its streams, as call ``seq``."""
+    """Submit a group to its streams, as call ``seq``."""
 
     def run() -> None:
         try:

@@ -1,6 +1,6 @@
-"""Copies and memsets of the ``cpu`` device: checked when they are called for, and again when they execute.
+"""Copies and memsets of the ``cpu`` device: checked at the call, and again when they execute.
 
-What was freed in between is a fault of the program's, as on a GPU, and not of ours.
+Memory that was freed in between is an error of the program, as on a GPU, and not of rgpu.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from rgpu.server.device.cpu.streams import Fault
 from rgpu.session.errors import DeviceError
 
 INVALID_VALUE, ILLEGAL_ADDRESS = 1, 700
-#: Copies out up to this size come as bytes, larger ones as a memoryview (one copy less).
+#: Copies out up to this size return bytes, larger ones a memoryview (one copy less).
 SMALL_COPY = 1 << 20
 
 
 class Copies:
-    """Makes what executes a copy or a memset. Every method raises :class:`DeviceError` for what is wrong with the call.
+    """Makes the functions that execute copies and memsets. Every method raises :class:`DeviceError` for an invalid
+    call.
 
     Sizes are in bytes: ``height`` rows of ``width``, the beginnings of two rows a pitch apart.
     """
@@ -30,7 +31,7 @@ class Copies:
         self._memory = memory
 
     def rows(self, address: int, pitch: int, width: int, height: int, what: str) -> np.ndarray[Any, Any]:
-        """The bytes, uint8 (height, width), at execution. Raises :class:`Fault` where they are not there any more."""
+        """Return the bytes, uint8 (height, width), at execution. Raises :class:`Fault` if they are no longer valid."""
         try:
             self._memory.check_rows(address, pitch, width, height, what)
         except DeviceError as error:
@@ -38,7 +39,7 @@ class Copies:
         return addressspace.rows(address, pitch, width, height)
 
     def copy_in_work(self, destination: int, pitch: int, width: int, height: int, data: Any) -> Callable[[], None]:
-        """What copies host bytes, packed, to device memory; they must not change before."""
+        """Return what copies packed host bytes to device memory; the bytes must not change until it ran."""
         source = np.frombuffer(data, np.uint8)
         if source.size != width * height:
             raise DeviceError(f"{source.size} bytes for {height} rows of {width}", INVALID_VALUE)
@@ -51,7 +52,7 @@ class Copies:
         return run
 
     def copy_out_work(self, source: int, pitch: int, width: int, height: int) -> Callable[[], Any]:
-        """What returns the bytes packed: bytes, or a memoryview when more than SMALL_COPY."""
+        """Return what copies out: it returns the bytes packed, as bytes, or a memoryview when more than SMALL_COPY."""
         self._memory.check_rows(source, pitch, width, height, "source")
 
         def run() -> Any:
@@ -64,7 +65,7 @@ class Copies:
 
     def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
                   height: int) -> Callable[[], None]:
-        """What copies within device memory."""
+        """Return what copies within device memory."""
         self._memory.check_rows(destination, destination_pitch, width, height, "destination")
         self._memory.check_rows(source, source_pitch, width, height, "source")
 
@@ -77,7 +78,7 @@ class Copies:
 
     def fill_work(self, destination: int, pitch: int, width: int, height: int, element: int,
                   value: int) -> Callable[[], None]:
-        """What sets ``width`` × ``height`` elements of ``element`` bytes to ``value``."""
+        """Return what sets ``width`` × ``height`` elements of ``element`` bytes to ``value``."""
         if element not in (1, 2, 4):
             raise DeviceError(f"elements of {element} bytes", INVALID_VALUE)
         if destination % element or (height > 1 and pitch % element):

@@ -1,4 +1,4 @@
-"""Kernel launches of the ``cpu`` device: checked and compiled when they are called for, executed by the PTX engine."""
+"""Kernel launches of the ``cpu`` device: checked and compiled at the call, executed by the PTX engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ECC_UNCORRECTABLE = 214
 
 
 class Launches:
-    """Makes what executes a launch, with ``threads`` host threads at most; ``cancel`` ends kernels that run."""
+    """Makes the functions that execute launches, with ``threads`` host threads each; ``cancel`` ends kernels."""
 
     def __init__(self, engine: Engine, memory: Memory, modules: Modules, textures: Textures, text: Printed,
                  threads: int, cancel: threading.Event) -> None:
@@ -30,7 +30,7 @@ class Launches:
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
 
     def launch_work(self, launch: Launch, conditions: dict[int, int] | None = None) -> Callable[[], None]:
-        """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them.
+        """Check a launch; return what executes it. ``conditions``: those of its graph, by handle; it may set them.
 
         Raises :class:`DeviceError`.
         """
@@ -54,7 +54,7 @@ class Launches:
         return run
 
     def _kernel_ranges(self) -> Any:
-        """The engine's form of the present table; made once for each table."""
+        """Return the engine's form of the present table; made once for each table."""
         table, ranges = self._ranges
         current = self._memory.valid
         if table is not current:

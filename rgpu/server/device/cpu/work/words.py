@@ -1,6 +1,6 @@
-"""Stream memory operations of the ``cpu`` device: a word is written, or a stream waits until one compares.
+"""Stream memory operations of the ``cpu`` device: a stream writes a word, or waits until a word compares.
 
-A wait takes a device thread, as a kernel that spins does, and ends with the device.
+A wait occupies a device thread, as a spinning kernel does, and ends when the device is closed.
 
 Sources: CUDA Driver API 13.0, "Stream Memory Operations" (CUstreamWaitValue_flags, CUstreamWriteValue_flags).
 """
@@ -16,20 +16,20 @@ from rgpu.session.errors import DeviceError
 
 INVALID_VALUE, LAUNCH_FAILED = 1, 719
 WRITE, WAIT = 0, 2  #: kinds: … + 1 for words of 64 bits
-GEQ, EQ, AND, NOR = range(4)  #: CUstreamWaitValue_flags without those of flushing
+GEQ, EQ, AND, NOR = range(4)  #: CUstreamWaitValue_flags without the flags for flushing
 _FORMS = 3
 _POLL_SECONDS = 0.0005
 
 
 def size_of(kind: int) -> int:
-    """Bytes of the word that an operation of that kind concerns. Raises :class:`DeviceError` for no such kind."""
+    """Return the size in bytes of an operation's word. Raises :class:`DeviceError` for an unknown kind."""
     if not WRITE <= kind <= WAIT + 1:
         raise DeviceError(f"stream memory operation {kind}", INVALID_VALUE)
     return 8 if kind & 1 else 4
 
 
 def met(form: int, found: int, value: int, bits: int) -> bool:
-    """Whether a word of ``bits`` bits compares as wanted."""
+    """Whether a word of ``bits`` bits fulfils the comparison ``form`` with ``value``."""
     mask = (1 << bits) - 1
     if form == GEQ:  # cyclic: the difference is not negative as a signed number
         return not (found - value) >> (bits - 1) & 1
@@ -41,7 +41,7 @@ def met(form: int, found: int, value: int, bits: int) -> bool:
 
 
 def work(kind: int, word: Callable[[], Any], value: int, flags: int, cancel: threading.Event) -> Callable[[], None]:
-    """What executes an operation. ``word``: the bytes of the word, checked at each call; ``cancel`` ends a wait."""
+    """Return what executes an operation. ``word``: returns the word's bytes, checked; ``cancel`` ends a wait."""
     size = size_of(kind)
     value &= (1 << 8 * size) - 1
 

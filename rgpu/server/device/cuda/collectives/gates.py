@@ -1,11 +1,11 @@
-"""Gates in streams: a stream tells the host that it has come, and waits until the host lets it go on.
+"""Gates in streams: a stream signals to the host that it has reached a gate, and waits until the host opens it.
 
-Both by words of pinned memory (``cuStreamWriteValue32``, which has a barrier in front of it, and
-``cuStreamWaitValue32``), so that nobody calls the driver meanwhile: a thread may be inside it, waiting for the very
-stream that stands here.
+Both use words of pinned memory (``cuStreamWriteValue32``, which implies a barrier before it, and
+``cuStreamWaitValue32``), so that no driver call is needed meanwhile: another thread may be inside the driver, waiting
+for the very stream that waits at the gate.
 
-Source: CUDA driver API, "Stream Memory Operations". A gate is used again only when the stream is known to be past it;
-each use has a higher value, compared cyclically by the device (CU_STREAM_WAIT_VALUE_GEQ).
+Source: CUDA driver API, "Stream Memory Operations". A gate is used again only when the stream is known to have passed
+it; each use has a higher value, compared cyclically by the device (CU_STREAM_WAIT_VALUE_GEQ).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cuda.bindings import driver
 from rgpu.server.device.cuda.errors import check
 from rgpu.session.errors import DeviceError
 
-GATES = 2048  #: that streams may be at, or come to, at one time
+GATES = 2048  #: gates in use at one time, whether reached or not
 WORD = 4  #: bytes
 CUDA_ERROR_UNKNOWN = 999
 
@@ -34,7 +34,7 @@ class Gates:
         self._free = deque(range(GATES))
 
     def prepare(self) -> None:
-        """Take the words' memory, once. Raises :class:`DeviceError`."""
+        """Allocate the memory of the words, once. Raises :class:`DeviceError`."""
         if self._words is None:
             size = 2 * WORD * GATES
             self._memory = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
@@ -43,7 +43,7 @@ class Gates:
 
     @property
     def full(self) -> bool:
-        """Whether all are in use."""
+        """Whether all gates are in use."""
         return not self._free
 
     def take(self) -> int:
@@ -56,11 +56,11 @@ class Gates:
         return gate
 
     def give(self, gate: int) -> None:
-        """Have a gate used again: its stream is past it, or never came."""
+        """Let a gate be used again: its stream has passed it, or will never reach it."""
         self._free.append(gate)
 
     def enqueue(self, gate: int, stream: Any) -> None:
-        """Have a stream tell that it has come, and wait. Raises :class:`DeviceError`."""
+        """Make a stream signal that it has reached the gate, and wait. Raises :class:`DeviceError`."""
         value = self._values[gate]
         check(driver.cuStreamWriteValue32(stream, self._memory + 2 * WORD * gate, value,
                                           driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT),
@@ -70,15 +70,15 @@ class Gates:
               "cuStreamWaitValue32")
 
     def reached(self, gate: int) -> bool:
-        """Tell whether the stream has come."""
+        """Whether the stream has reached the gate."""
         return bool(self._words[2 * gate] == self._values[gate])
 
     def open(self, gate: int) -> None:
-        """Let the stream go on, also one that has not come yet."""
+        """Open the gate, also for a stream that has not reached it yet."""
         self._words[2 * gate + 1] = self._values[gate]
 
     def close(self) -> None:
-        """Give the memory back; no stream waits any more. The context is current."""
+        """Free the memory; no stream waits any more. The context is current."""
         if self._words is not None:
             self._words = None
             driver.cuMemFreeHost(self._memory)

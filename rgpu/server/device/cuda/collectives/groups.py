@@ -1,11 +1,12 @@
 """Groups of collectives as work of the ``cuda`` device's streams.
 
-A group becomes, in its streams: copies of what its ranks bring to host memory, a gate (:mod:`.gates`), copies of what
-they get from host memory. A thread takes part for them once the gate is reached, and opens it. So a group begins when
-all its streams have come to it, and no thread that takes part calls the driver.
+A group becomes, in its streams: copies of its ranks' inputs to host memory, a gate (:mod:`.gates`), copies of their
+outputs from host memory. Once the gate is reached, a thread executes the collectives on the host memory, then opens the
+gate. So a group begins when all its streams have reached it, and the thread that executes it makes no driver call.
 
-The ranks' data passes the host, whatever the GPUs could do among themselves: so it is known, and what recovers and
-moves by the log of contributions on the ``cpu`` device does so here (docs/developers/objects/collectives.md).
+The ranks' data passes through the host, even where the GPUs could exchange it directly: so the host can log it, and the
+recovery and moves of the ``cpu`` device, by the log of contributions, apply here too
+(docs/developers/objects/collectives.md).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from rgpu.session.objects.collectives import Operation, Reduction
 
 log = structlog.get_logger(__name__)
 
-POLL = 0.00005  #: seconds between two looks at the gates
-MOST_STAGED = 512 << 20  #: bytes of groups that were given and are not complete
-PATIENCE = 1.0  #: seconds that a group over that waits for another one to be complete
+POLL = 0.00005  #: seconds between two polls of the gates
+MOST_STAGED = 512 << 20  #: bytes of groups that were submitted and are not complete
+PATIENCE = 1.0  #: seconds that a group over that limit waits for another one to complete
 CUDA_ERROR_UNKNOWN = 999
 
 
 class Staged:
-    """The host memory of one operation: does what :class:`rgpu.server.collectives.matching.Memory` promises."""
+    """The host memory of one operation; implements :class:`rgpu.server.collectives.matching.Memory`."""
 
     def __init__(self, operation: Operation, reads: int, writes: int) -> None:
         self._operation, self._reads, self._writes = operation, reads, writes
@@ -52,11 +53,11 @@ class Staged:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of the buffers that it needs. One for data: all of a group is read before any of it is written."""
+        """Bytes of each buffer that is needed; one for data, since a group reads all of it before it writes any."""
         return [size for size in (max(self._reads, self._writes), self._scalar_size) if size]
 
     def use(self, buffers: Iterator[Buffer]) -> None:
-        """Use the next ones, which are of :attr:`sizes`."""
+        """Take the next buffers, which have the :attr:`sizes`."""
         self._data = next(buffers) if self._reads or self._writes else None
         self._scalar = next(buffers) if self._scalar_size else None
 
@@ -72,7 +73,7 @@ class Staged:
         return self._data.bytes[:size]
 
     def bring(self, stream: Any) -> None:
-        """Have the stream copy what the operation reads. Raises :class:`DeviceError`."""
+        """Make the stream copy what the operation reads. Raises :class:`DeviceError`."""
         operation = self._operation
         for buffer, address, size in ((self._data, operation.send, self._reads),
                                       (self._scalar, operation.scalar, self._scalar_size)):
@@ -80,7 +81,7 @@ class Staged:
                 check(driver.cuMemcpyDtoHAsync(buffer.address, address, size, stream), "cuMemcpyDtoHAsync")
 
     def deliver(self, stream: Any) -> None:
-        """Have the stream copy what was written. Raises :class:`DeviceError`."""
+        """Make the stream copy what was written. Raises :class:`DeviceError`."""
         if self._data is not None and self._writes:
             check(driver.cuMemcpyHtoDAsync(self._operation.receive, self._data.address, self._writes, stream),
                   "cuMemcpyHtoDAsync")
@@ -88,7 +89,7 @@ class Staged:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Given:
-    """A group that was given to its streams as call ``seq``, or a part of it before the driver refused the rest."""
+    """A group submitted to its streams as call ``seq``, or the part of it before the driver refused the rest."""
 
     seq: int
     group: Group
@@ -97,13 +98,13 @@ class _Given:
 
 
 class Collectives:
-    """See the module docstring. Called by the applying thread, except where it is said."""
+    """See the module docstring. Called by the applying thread, unless a method says otherwise."""
 
     def __init__(self, gpus: Gpus, engine: Engine, completion: Completion, work: OrderedWork) -> None:
         self.communicators = Communicators(engine.check_range)
         self._gpus, self._engine, self._completion, self._work = gpus, engine, completion, work
         self._gates, self._staging = Gates(), Staging()
-        self._given: list[_Given] = []  #: whose buffers and gate are in use; of a call that is tried again two
+        self._given: list[_Given] = []  #: whose buffers and gate are in use; two of a call that is tried again
         self._changed = threading.Condition()
         self._coming: list[_Given] = []  #: whose gates are not reached
         self._stopped = False
@@ -121,7 +122,7 @@ class Collectives:
             self._watching.start()
 
     def give(self, seq: int, operations: Sequence[Operation]) -> None:
-        """Give a group to its streams. Raises :class:`DeviceError`; then nothing of it takes part."""
+        """Submit a group to its streams. Raises :class:`DeviceError`; then none of its operations is executed."""
         if self._work.error.result:
             return
         group = self.communicators.group(operations)
@@ -150,7 +151,7 @@ class Collectives:
         self._note(_Given(seq, group, gate, buffers), True)
 
     def _note(self, given: _Given, whole: bool) -> None:
-        """Have gate and buffers used again once the streams are past all that they were given of the group."""
+        """Note a group, so that its gate and buffers are used again once the streams have passed all of its work."""
         for stream in given.group.streams:
             self._completion.submitted(stream, given.seq)
         with self._changed:
@@ -160,12 +161,12 @@ class Collectives:
                 self._changed.notify_all()
 
     def unfinished(self, seq: int) -> str:
-        """Name the group that call ``seq`` is, any thread; empty for another call."""
+        """Return the name of call ``seq``'s group, in any thread; empty for another call."""
         with self._changed:
             return next((str(given.group) for given in self._given if given.seq == seq), "")
 
     def stop(self) -> None:
-        """Let every stream go on, and end the threads."""
+        """Let every stream continue, and end the threads."""
         with self._changed:
             self._stopped = True
             threads = list(self._threads) + ([self._watching] if self._watching is not None else [])
@@ -176,15 +177,15 @@ class Collectives:
             self._gates.open(given.gate)
 
     def close(self) -> None:
-        """Give the host memory back; nothing uses it any more."""
+        """Free the host memory; nothing uses it any more."""
         self._gpus.use()
         self._recycle(lambda seq: True)
         self._staging.close()
         self._gates.close()
 
-    # -- giving ---------------------------------------------------------------------
+    # -- submitting -----------------------------------------------------------------
     def _enqueue(self, group: Group, staged: Sequence[Staged], gate: int, handles: dict[int, Any]) -> None:
-        """Nothing is read before all streams have come; the first stands at the gate, and the others wait for it."""
+        """Enqueue copies and the gate, after all streams arrived; the first waits at the gate, others for the first."""
         streams = [operation.stream for operation, _, _ in group.extents()]
         first, *others = handles
         self._meet(first, others)
@@ -199,14 +200,14 @@ class Collectives:
             one.deliver(self._work.stream(stream))
 
     def _meet(self, first: int, others: Sequence[int]) -> None:
-        """Have each stream wait for what all of them were given."""
+        """Make each stream wait for all earlier work of all of them."""
         for other in others:
             self._after(other, first)
         for other in others:
             self._after(first, other)
 
     def _after(self, earlier: int, later: int) -> None:
-        """Have one stream wait for what another one was given."""
+        """Make one stream wait for the earlier work of another."""
         handle = self._work.stream(earlier)
         event = check(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
         try:
@@ -216,7 +217,7 @@ class Collectives:
             driver.cuEventDestroy(event)
 
     def _await_room(self, sizes: Sequence[int]) -> None:
-        """Wait while much is given already; not for ever, since what completes it may be behind this in the journal."""
+        """Wait while much is under way; bounded, since its completion may depend on a later call of the journal."""
         self._recycle(self._engine.is_complete)
         since, before = time.monotonic(), len(self._given)
         while self._given and (self._gates.full or self._staging.used + sum(sizes) > MOST_STAGED
@@ -234,14 +235,14 @@ class Collectives:
         for given in [given for given in self._given if complete(given.seq)]:
             with self._changed:
                 self._given.remove(given)
-                if given in self._coming:  # after an error nothing comes
+                if given in self._coming:  # after an error gates are not reached any more
                     self._coming.remove(given)
             self._gates.give(given.gate)
             self._staging.give(given.buffers)
         if not self._given:
             self._staging.trim()
 
-    # -- taking part, in threads of its own --------------------------------------------
+    # -- execution, in threads of its own ----------------------------------------------
     def _watch(self) -> None:
         while True:
             with self._changed:
@@ -263,7 +264,7 @@ class Collectives:
                 time.sleep(POLL)
 
     def _rest(self, given: _Given, resting: bool) -> None:
-        """Tell the engine that streams wait for other ranks: that is no time of the GPU's."""
+        """Notify the engine that streams wait for other ranks: that does not count as the GPU's time."""
         for stream in given.group.streams:
             self._engine.rest(stream, resting)
 

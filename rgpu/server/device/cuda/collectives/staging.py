@@ -1,7 +1,7 @@
-"""Pinned host memory through which the data of collectives goes, kept for the next ones.
+"""Pinned host memory through which the data of collectives passes, kept for later collectives.
 
-Buffers are parts of *chunks*, which are joined again when they are given back: what was used for large ones serves
-small ones afterwards, and a program whose sizes change holds no memory for each of them.
+Buffers are parts of *chunks*, which are joined again when they are returned: memory that was used for large buffers
+serves small ones afterwards, and a program whose sizes change holds no memory for each of them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rgpu.server.device.cuda.errors import check
 
 UNIT = 1 << 12  #: bytes: buffers begin and end at multiples of it in their chunk
 LEAST = 1 << 20  #: bytes of a chunk
-AHEAD = 64 << 20  #: bytes: a chunk doubles what there is, up to so much
+AHEAD = 64 << 20  #: bytes: a chunk doubles the total, up to this size
 MOST_HELD = 1 << 30  #: bytes of all chunks, see :meth:`Staging.take`
 
 
 class _Chunk:
-    """Memory of the driver's. ``free``: [begin, end], ascending, none next to another one."""
+    """Memory of the driver's. ``free``: [begin, end], ascending, no two of them adjacent."""
 
     def __init__(self, size: int) -> None:
-        """``size``: bytes. Raises :class:`rgpu.session.errors.DeviceError`."""
+        """Allocate ``size`` bytes. Raises :class:`rgpu.session.errors.DeviceError`."""
         self.size, self.free = size, [(0, size)]
         self.address = int(check(driver.cuMemHostAlloc(size, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc"))
 
     def take(self, size: int) -> int:
-        """Return where the first free part of ``size`` bytes begins, which is taken; -1: there is none."""
+        """Take the first free part of ``size`` bytes and return its offset; -1: there is none."""
         for at, (begin, end) in enumerate(self.free):
             if end - begin >= size:
                 self.free[at:at + 1] = [(begin + size, end)] if end - begin > size else []
@@ -40,7 +40,7 @@ class _Chunk:
         return -1
 
     def give(self, begin: int, size: int) -> None:
-        """Have a part free again, together with what is free beside it."""
+        """Mark a part as free again, joined with free neighbours."""
         at, end = bisect.bisect(self.free, (begin, 0)), begin + size
         last = at
         if at and self.free[at - 1][1] == begin:
@@ -52,7 +52,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``bytes``: all of it, u8; ``begin``: where it is in its chunk."""
+    """One buffer. ``bytes``: all of it, u8; ``begin``: its offset in its chunk."""
 
     address: int
     bytes: np.ndarray[Any, Any]
@@ -63,7 +63,8 @@ class Buffer:
 class Staging:
     """Buffers of one device, of any of its GPUs; methods need a context current. Not locked.
 
-    Giving host memory back waits for the device, which may stand at a gate: only :meth:`trim` and :meth:`close` do it.
+    Freeing host memory waits for the device, whose stream may wait at a gate: only :meth:`trim` and :meth:`close` do
+    it.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Staging:
         self._chunks: list[_Chunk] = []  #: the smallest first
 
     def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether buffers of so many bytes are there, or can be added with at most :data:`MOST_HELD` held."""
+        """Whether buffers of these sizes are free, or can be added with at most :data:`MOST_HELD` held."""
         rest = 0
         for size, chunk, begin in self._place(sizes):
             if chunk is None:
@@ -81,7 +82,7 @@ class Staging:
         return not rest or self.held + rest <= MOST_HELD
 
     def take(self, sizes: Sequence[int]) -> list[Buffer]:
-        """Return buffers of at least so many bytes (one or more), not cleared; holds more than :data:`MOST_HELD` where
+        """Return buffers of at least these sizes (one or more), not cleared; holds more than :data:`MOST_HELD` where
         they do not fit. Raises :class:`rgpu.session.errors.DeviceError`; then none is taken.
         """
         places = self._place(sizes)
@@ -105,22 +106,22 @@ class Staging:
         return found
 
     def give(self, buffers: Sequence[Buffer]) -> None:
-        """Keep buffers for another use; the device is done with them."""
+        """Keep buffers for another use; the device does not use them any more."""
         for buffer in buffers:
             self.used -= buffer.bytes.size
             buffer.chunk.give(buffer.begin, buffer.bytes.size)
 
     def trim(self, sizes: Sequence[int] = ()) -> None:
-        """Give chunks back, the smallest first, until :data:`MOST_HELD` holds and buffers of so many bytes fit: large
-        ones serve for small buffers as well.
+        """Free chunks, the smallest first, until :data:`MOST_HELD` holds and buffers of these sizes fit: large ones
+        serve for small buffers as well.
 
-        No stream may stand at a gate, and no buffer be taken.
+        No stream may wait at a gate, and no buffer be taken.
         """
         while self._chunks and (self.held > MOST_HELD or not self.fits(sizes)):
             self._drop()
 
     def close(self) -> None:
-        """Give back all."""
+        """Free all chunks."""
         while self._chunks:
             self._drop()
 
@@ -130,7 +131,7 @@ class Staging:
         driver.cuMemFreeHost(chunk.address)
 
     def _place(self, sizes: Sequence[int]) -> list[tuple[int, _Chunk | None, int]]:
-        """Return for each its size in units, and where it was taken; None: nowhere. A large one is placed first."""
+        """Return the size of each in units and its place; None: no place was found. Large ones are placed first."""
         rounded = [-(-size // UNIT) * UNIT for size in sizes]
         places: list[tuple[int, _Chunk | None, int]] = [(size, None, -1) for size in rounded]
         for at in sorted(range(len(rounded)), key=rounded.__getitem__, reverse=True):

@@ -1,1 +1,1 @@
-"""Our own kernels: CUDA C++ sources, and what NVRTC made of them (see :mod:`.generate`)."""
+"""Kernels of rgpu itself: CUDA C++ sources, and NVRTC's output for them (see :mod:`.generate`)."""

@@ -4,8 +4,8 @@
 
 The PTX (for compute capability 7.5 and up) runs on every device that the
 driver can compile it for, and on the ``cpu`` device's engine, which is how it
-is tested without a GPU; the cubin spares a Hopper the compilation at each
-worker's start. Both come from one version of NVRTC (:data:`NVRTC`, of the
+is tested without a GPU; the cubin avoids the compilation at each worker's start
+on a Hopper. Both are made by one version of NVRTC (:data:`NVRTC`, of the
 package ``nvidia-cuda-nvrtc`` in the test requirements), so that a test can make
 them again and compare every byte.
 """
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "pagehash.cu"
 #: File name → architecture for NVRTC: a virtual one gives PTX, a real one a cubin.
 PRODUCTS = {"pagehash.ptx": "compute_75", "pagehash.sm_90.cubin": "sm_90"}
-#: The version of the package that the committed files come from.
+#: The version of the package that made the committed files.
 NVRTC = "13.0.88"
 OPTIONS = ("--std=c++17", "--restrict")
 
@@ -29,7 +29,7 @@ class CompileError(Exception):
 
 
 def compile_source(architecture: str, options: tuple[str, ...] = (), source: Path = SOURCE) -> tuple[bytes, str]:
-    """(PTX text or a cubin's bytes, NVRTC's log). Raises :class:`CompileError`."""
+    """Return (PTX text or a cubin's bytes, NVRTC's log). Raises :class:`CompileError`."""
     from cuda.bindings import nvrtc
 
     flags = [f"--gpu-architecture={architecture}", *OPTIONS, *options]
@@ -47,9 +47,9 @@ def compile_source(architecture: str, options: tuple[str, ...] = (), source: Pat
 
 
 def _take(program: Any, size_of: Any, get: Any) -> bytes:
-    """What a pair of NVRTC's calls gives: the size, then the bytes."""
+    """Return the result of a pair of NVRTC's calls: one gives the size, the other the bytes."""
     _, size = size_of(program)
-    buffer = bytes(bytearray(size))  # one that nothing else refers to: NVRTC writes into it
+    buffer = bytes(bytearray(size))  # a new object, which nothing else refers to: NVRTC writes into it
     (error,) = get(program, buffer)
     if int(error):
         raise CompileError(f"NVRTC's result could not be read: {error}")
@@ -61,7 +61,7 @@ def main() -> None:
     for name, architecture in PRODUCTS.items():
         data, _ = compile_source(architecture)
         (FOLDER / name).write_bytes(data)
-        _, log = compile_source(architecture, ("--ptxas-options=-v",))  # which would show in a cubin
+        _, log = compile_source(architecture, ("--ptxas-options=-v",))  # which would appear in a cubin
         print(f"{name}: {len(data)} bytes", log, sep="\n")
 
 

@@ -2,8 +2,8 @@
 //
 // Lane l of a warp reads 16 bytes of each of the page's 128 rows: column l. It keeps the column's four NH sums in
 // registers; the key word at a row is the same for all lanes, a broadcast read of shared memory. ROWS_AHEAD rows are
-// asked for at once, and 8 * BLOCKS_PER_SM pages are in flight on a multiprocessor: at the default, 24 x 4 KiB.
-// Blocks take a bounded number of pages each (the caller's choice), so that work of higher priority gets in between.
+// loaded ahead, and 8 * BLOCKS_PER_SM pages are in flight on a multiprocessor: at the default, 24 x 4 KiB. Blocks take
+// a bounded number of pages each (the caller's choice), so that work of higher priority can run in between.
 //
 // pagehash.ptx and pagehash.sm_90.cubin are made from this file: python -m rgpu.server.device.cuda.kernels.generate
 typedef unsigned char u8;
@@ -17,7 +17,7 @@ typedef unsigned long long u64;
 #define BLOCKS_PER_SM 3
 #endif
 
-// Enumerators and not constexpr variables, which would become variables of the module.
+// Enumerators, since constexpr variables would become variables of the module.
 enum : u32 {
     PAGE = 65536,
     ROWS = 128,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void fill(Shared& shared, const Key* key) {
     __syncthreads();
 }
 
-// Volatile: each word is read once, so what is hashed is what is stored, whatever the program writes meanwhile.
+// Volatile: each word is read once, so the stored bytes are the hashed ones, whatever the program writes meanwhile.
 __device__ __forceinline__ uint4 load(u64 address) {
     uint4 v;
     asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -62,7 +62,7 @@ __device__ __forceinline__ uint4 load(u64 address) {
     return v;
 }
 
-// 4 bytes of which `left` are the region's (any number, also none); at any address.
+// Reads 4 bytes, at any address, of which the first `left` are the region's (any number, also none).
 __device__ __forceinline__ u32 load_bytes(u64 address, int left) {
     u32 word = 0;
 #pragma unroll
@@ -111,7 +111,7 @@ struct Column {
     }
 };
 
-// A value below 2^64 to one below 2^61 + 8 of the same residue.
+// Reduces a value below 2^64 to one below 2^61 + 8 of the same residue.
 __device__ __forceinline__ u64 fold(u64 x) { return (x & PRIME) + (x >> 61); }
 
 // H[j] in lane 0: the sum over the warp's columns, and the length.
@@ -135,7 +135,7 @@ __device__ __forceinline__ u64 level2(const Shared& shared, const Column& column
     return sum >= PRIME ? sum - PRIME : sum;
 }
 
-// The segment that page `page` belongs to: the last whose `first` is not above it.
+// Returns the segment that page `page` belongs to: the last whose `first` is not above it.
 __device__ __forceinline__ Segment find(const Segment* segments, u32 count, u64 page) {
     u32 low = 0, high = count - 1;
     while (low < high) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ void whole_page(const Shared& shared, Column& column,
     }
 }
 
-// A page that is short or not at a multiple of 16; `left` bytes from `from` on are the region's, maybe less than none.
+// A page that is short or not at a multiple of 16; `left` bytes from `from` on are the region's, perhaps zero or fewer.
 template <bool COPY>
 __device__ __forceinline__ void odd_page(const Shared& shared, Column& column, u64 from, u64 to, int left) {
 #pragma unroll 1
@@ -179,7 +179,7 @@ __device__ __forceinline__ void hash_pages(const Segment* segments, u32 count, u
     __shared__ Shared shared;
     fill(shared, key);
     const u32 lane = threadIdx.x % 32;
-    // The warps of a block go through its pages side by side.
+    // The warps of a block process its pages side by side.
     const u64 first = u64(blockIdx.x) * WARPS * per_warp + threadIdx.x / 32;
     for (u32 i = 0; i < per_warp && first + i * WARPS < pages; ++i) {
         const u64 page = first + i * WARPS;
@@ -200,14 +200,15 @@ __device__ __forceinline__ void hash_pages(const Segment* segments, u32 count, u
     }
 }
 
-// Pages of the segments in order: hashes[i], and whether page i is all zeros. Blocks of 8 warps, each per_warp pages.
+// Hashes the segments' pages in order: hashes[i], and whether page i is all zeros. Blocks of 8 warps, each per_warp
+// pages.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 rgpu_hash_pages(const Segment* segments, u32 count, u32 pages, u32 per_warp, const Key* key, ulonglong2* hashes,
                 u8* zero) {
     hash_pages<false>(segments, count, pages, per_warp, key, hashes, zero, 0);
 }
 
-// The same, and page i, as it was hashed, to staging + 65,536 i; what a short page leaves of its place becomes zeros.
+// As above, and writes page i, as it was hashed, to staging + 65,536 i; the rest of a short page's place becomes zeros.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 rgpu_copy_hash_pages(const Segment* segments, u32 count, u32 pages, u32 per_warp, const Key* key, ulonglong2* hashes,
                      u8* zero, u64 staging) {

@@ -1,1 +1,1 @@
-"""Memory of the cuda device: allocations, staging, pinned memory, page hashes, peers. It knows no stream's work."""
+"""Memory of the cuda device: allocations, staging, pinned memory, page hashes, peers. It submits no stream's work."""

@@ -24,7 +24,7 @@ CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 class Ranges(Protocol):
-    """Where the ranges stand that a copy may touch: the engine."""
+    """The table of ranges that copies may touch: the engine."""
 
     def add_range(self, address: int, size: int) -> None:
         """Make a range valid for copies and kernels."""
@@ -34,7 +34,7 @@ class Ranges(Protocol):
 
 
 def access(ordinal: int) -> Any:
-    """Access descriptor by which that GPU may read and write."""
+    """Return an access descriptor by which that GPU may read and write."""
     found = driver.CUmemAccessDesc()
     found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     found.location.id = ordinal
@@ -47,7 +47,7 @@ class Memory:
 
     def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0,
                  users: Sequence[int] = ()) -> None:
-        """``users``: further GPUs that reach the memory."""
+        """Reserve the range. ``users``: further GPUs that reach the memory."""
         self.total = 0
         self._used = 0
         self.ordinal = ordinal
@@ -63,7 +63,7 @@ class Memory:
         self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
         self.aliases: dict[int, tuple[int, int]] = {}  #: address → (size, address of the mapping)
         self.allocations: dict[int, int] = {}
-        self._serials: dict[int, int] = {}  #: address → which physical allocation is mapped there
+        self._serials: dict[int, int] = {}  #: address → number of the physical allocation mapped there
         self._next_serial = itertools.count(1)
         self._lock = threading.Lock()  #: a move exports while the session's thread unmaps
 
@@ -73,7 +73,7 @@ class Memory:
             raise DeviceError(f"map of 0x{address:x} + {size}: not in granules", CUDA_ERROR_INVALID_VALUE)
         if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
             raise DeviceError(f"map of 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
-        if self.total and self._used + size > self.total:  # what the client's library lets through
+        if self.total and self._used + size > self.total:  # more than the client's library should have let through
             raise DeviceError(f"{size} bytes more than the session has left on this GPU ({self.total - self._used} of "
                               f"{self.total})", CUDA_ERROR_OUT_OF_MEMORY)
         prop = driver.CUmemAllocationProp()
@@ -94,12 +94,12 @@ class Memory:
             self._used += size
 
     def serial(self, address: int, size: int) -> int | None:
-        """Names the physical memory of a mapping; None if nothing is mapped so."""
+        """Return a number that identifies the physical memory of a mapping; None: there is no such mapping."""
         with self._lock:
             return self._serials[address] if self.maps.get(address, (0, None))[0] == size else None
 
     def export(self, address: int, size: int) -> tuple[int, int]:
-        """(serial, descriptor) of a mapping's physical memory. Raises DeviceError."""
+        """Return (serial, descriptor) of a mapping's physical memory. Raises DeviceError."""
         with self._lock:
             held, handle = self.maps.get(address, (0, None))
             if held != size:
@@ -109,7 +109,7 @@ class Memory:
             return self._serials[address], int(fd)
 
     def holding(self, address: int, size: int) -> list[tuple[int, int]]:
-        """(address, bytes) of the mappings that hold an allocation, in order, with all zeros in place.
+        """Return (address, bytes) of the mappings that hold an allocation, in order, after all zeros are written.
 
         Raises :class:`DeviceError`.
         """
@@ -123,7 +123,7 @@ class Memory:
         return found
 
     def inside(self) -> Callable[[int, int], bool]:
-        """Whether (address, bytes) is inside one of the present mappings: to be asked for many."""
+        """Return a function of (address, bytes), for many queries: whether they are inside one present mapping."""
         maps = dict(self.maps)
         starts = sorted(maps)
 
@@ -134,7 +134,7 @@ class Memory:
         return mapped
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap memory as it was mapped. Raises :class:`DeviceError`."""
+        """Unmap a whole mapping. Raises :class:`DeviceError`."""
         entry = self._entry(address, size, "unmap")
         if any(source == address for _, source in self.aliases.values()):
             raise DeviceError(f"unmap of 0x{address:x} + {size}: it has aliases", CUDA_ERROR_INVALID_VALUE)
@@ -147,7 +147,7 @@ class Memory:
         self._free_in(address, size)
 
     def _entry(self, address: int, size: int, what: str) -> tuple[int, object]:
-        """A mapping as it was made. Raises :class:`DeviceError`."""
+        """Return a whole mapping. Raises :class:`DeviceError`."""
         entry = self.maps.get(address)
         if entry is None or entry[0] != size:
             raise DeviceError(f"{what} of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
@@ -158,7 +158,7 @@ class Memory:
             self.free(start)
 
     def _put(self, address: int, size: int, handle: object) -> None:
-        """Map a handle's first bytes, for all who reach the memory. Raises :class:`DeviceError`."""
+        """Map a handle's first bytes, for all GPUs that reach the memory. Raises :class:`DeviceError`."""
         check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
         try:
             check(driver.cuMemSetAccess(address, size, [access(user) for user in self.users], len(self.users)),
@@ -177,13 +177,13 @@ class Memory:
             raise DeviceError(f"alias of 0x{source:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
         if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
             raise DeviceError(f"alias 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
-        self.zeroing.settle()  # what comes to the alias comes behind the zeros
+        self.zeroing.settle()  # later writes through the alias must follow the zeros
         self._put(address, size, handle)
         with self._lock:
             self.aliases[address] = size, source
 
     def unalias(self, address: int, size: int) -> None:
-        """Unmap an alias as it was made. Raises :class:`DeviceError`."""
+        """Unmap a whole alias. Raises :class:`DeviceError`."""
         if self.aliases.get(address, (0, 0))[0] != size:
             raise DeviceError(f"end of the alias 0x{address:x} + {size}: there is none", CUDA_ERROR_INVALID_VALUE)
         with self._lock:
@@ -218,7 +218,7 @@ class Memory:
         self.ranges.remove_range(address)
 
     def close(self) -> None:
-        """Unmap everything and give the address range back."""
+        """Unmap everything and free the address range."""
         for address, (size, _) in list(self.aliases.items()):
             driver.cuMemUnmap(address, size)
         self.aliases.clear()

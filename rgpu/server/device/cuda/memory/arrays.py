@@ -1,10 +1,10 @@
 """Arrays, texture objects and surface objects of the ``cuda`` device.
 
-The driver's array is opaque: its texels reach checkpoints and moves by the memory that the session has for each array
-(docs/developers/objects/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the device
-drained.
+The driver's array is opaque: its texels reach checkpoints and moves through the memory that the session has for each
+array (docs/developers/objects/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the
+device drained.
 
-A texture object's handle is the driver's choice, and kernels hold it: a rebuild has to get it again
+The driver chooses a texture object's handle, and kernels hold it: a rebuild has to obtain the same one
 (:mod:`.handles`).
 """
 
@@ -42,13 +42,13 @@ class _Texture:
     handle: int
     make: Callable[[], int]
     end: End
-    made: bool  #: False: while handles are reserved, it is made when its handle is known
+    made: bool  #: False: while handles are reserved, it is made only when its handle is known
 
 
 class Arrays:
     """See the module docstring.
 
-    ``use``: makes the GPU of one of the program's contexts current. ``handles``: those of that GPU.
+    ``use``: makes the GPU of one of the program's contexts current. ``handles``: returns the handles of that GPU.
     """
 
     def __init__(self, use: Callable[[int], Any], handles: Callable[[int], Handles]) -> None:
@@ -64,7 +64,7 @@ class Arrays:
         if array in self._arrays:
             raise DeviceError(f"array {array} exists", CUDA_ERROR_INVALID_HANDLE)
         used = sum(found.shape.size for found in self._arrays.values()) if self.total else 0
-        if self.total and used + shape.size > self.total:  # each has as much of the session's memory beside it
+        if self.total and used + shape.size > self.total:  # each takes as much of the session's memory besides
             raise DeviceError(f"an array of {shape.size} bytes beside {used} of others: the session may have "
                               f"{self.total}", CUDA_ERROR_OUT_OF_MEMORY)
         self._use(context)
@@ -83,7 +83,7 @@ class Arrays:
         self._arrays[array] = _Array(context, address, shape, handle, levels)
 
     def destroy(self, array: int) -> None:
-        """Raises :class:`DeviceError`."""
+        """Destroy an array. Raises :class:`DeviceError`."""
         found = self._find(array)
         self._use(found.context)
         del self._arrays[array]
@@ -103,11 +103,11 @@ class Arrays:
         return tuple(driver.cuMemcpy3DAsync(_copy_of(found, box, to_array), stream))
 
     def gather(self) -> None:
-        """The memory of every array gets what the array holds. Raises :class:`DeviceError`."""
+        """Copy every array to its memory. Raises :class:`DeviceError`."""
         self._every(False)
 
     def spread(self) -> None:
-        """Every array gets what its memory holds. Raises :class:`DeviceError`."""
+        """Copy the memory of every array to the array. Raises :class:`DeviceError`."""
         self._every(True)
 
     def _every(self, to_array: bool) -> None:
@@ -149,8 +149,8 @@ class Arrays:
         return handle
 
     def place(self, texture: int, handle: int) -> None:
-        """See to it that the object has this handle. Raises :class:`DeviceError` where the driver does not give it;
-        the object then has another one, or is not there.
+        """Make sure that the object has this handle. Raises :class:`DeviceError` where the driver does not give it; the
+        object then has another one, or does not exist.
         """
         found = self._textures.get(texture)
         if found is None:
@@ -167,7 +167,7 @@ class Arrays:
         found.handle, found.made = handle, True
 
     def reserve_handles(self, context: int, reserved: bool | None, owner: int) -> None:
-        """Hold the handles of a GPU whose arrays and textures are made again, or let go of them."""
+        """Reserve the handles of a GPU whose arrays and textures are made again, or release them."""
         self._use(context)
         handles = self._handles(context)
         handles.owner = owner
@@ -177,7 +177,7 @@ class Arrays:
             handles.release()
 
     def destroy_texture(self, texture: int) -> None:
-        """Raises :class:`DeviceError`."""
+        """Destroy a texture or surface object. Raises :class:`DeviceError`."""
         found = self._textures.pop(texture, None)
         if found is None:
             raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
@@ -188,14 +188,14 @@ class Arrays:
             self._handles(found.context).withdraw(found.handle)
 
     def destroy_context(self, context: int) -> None:
-        """Destroy what a context still has."""
+        """Destroy the objects and arrays that a context still has."""
         for number in [number for number, found in self._textures.items() if found.context == context]:
             self.destroy_texture(number)
         for number in [number for number, found in self._arrays.items() if found.context == context]:
             self.destroy(number)
 
     def _resource(self, resource: Resource) -> Any:
-        """The driver's description. Raises :class:`DeviceError` for an unknown array."""
+        """Return the driver's description of a resource. Raises :class:`DeviceError` for an unknown array."""
         described = driver.CUDA_RESOURCE_DESC()
         kinds = driver.CUresourcetype
         if resource.type < LINEAR:
@@ -223,7 +223,7 @@ class Arrays:
 
 
 def _copy_of(array: _Array, box: Box, to_array: bool) -> Any:
-    """The driver's parameters for a box between an array and its memory."""
+    """Return the driver's parameters for copying a box between an array and its memory."""
     handle, level = array.levels[box.level]
     address = array.address + level.offset + box.z * level.plane + box.y * level.pitch + box.x
     copy = driver.CUDA_MEMCPY3D()

@@ -1,13 +1,13 @@
 """Frames of the ``cuda`` device: pinned host memory, filled and emptied by the copy engines.
 
-Pages of 64 KiB stand 64 bytes apart in a frame, so a run of them is one copy of
+Pages of 64 KiB are 64 bytes apart in a frame, so a run of them is one copy of
 two dimensions (CUDA driver API, ``cuMemcpy2DAsync``). Pages that are scattered
-over the device are brought together by the kernel that hashes them, in the
+over the device are gathered by the kernel that hashes them, in the
 staging memory of the page ring, one half while the other is copied out.
 
-A frame's memory is ours and is registered with the driver: it has no say in
-where it lies, so frames may be made at any time (SEMANTICS 12), and they are:
-when the first checkpoint is written or read, and a few stay.
+A frame's memory is mapped by rgpu and registered with the driver, which therefore does
+not place it: frames may be made at any time (SEMANTICS 12). They are made when the
+first checkpoint is written or read, and a few stay.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rgpu.server.device.cuda.memory.pagehash import Hasher
 from rgpu.server.device.cuda.memory.ring import CudaRing
 from rgpu.session.errors import DeviceError
 
-#: Mean pages of a run from which on each run is a copy of its own: fewer calls than that cost less than the kernel.
+#: Mean pages of a run from which on each run is a copy of its own: the kernel costs more than so few calls.
 LONG = 16
 _HALVES = 2
 
 
 class CudaFrames:
-    """What the frames of one device share: a stream, and the staging memory. ``before(stream)``: see CudaRing.write."""
+    """State shared by the frames of one device: a stream, staging memory. ``before(stream)``: see CudaRing.write."""
 
     def __init__(self, context: Any, ring: CudaRing, hasher: Hasher, before: Callable[[Any], None]) -> None:
         self.context, self.hasher, self.before = context, hasher, before
@@ -61,7 +61,7 @@ class CudaFrames:
         return check(driver.cuEventCreate(wanted), "cuEventCreate")
 
     def close(self) -> None:
-        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        """Free everything; nothing where a fault has destroyed the context."""
         self.use()
         driver.cuStreamSynchronize(self.stream)
         self.pool.close()
@@ -83,7 +83,7 @@ class CudaFrame:
             raise DeviceError(f"the host has no {FRAME_BYTES} bytes for a frame", 2) from error
         try:
             flat = np.frombuffer(self._memory, np.uint8)
-            flat[::4096] = 0  # before it is pinned, by the thread that makes it, beside others
+            flat[::4096] = 0  # before it is pinned, by the thread that makes it, beside other threads
             self.rows = flat.reshape(FRAME_PAGES, PITCH)
             self._address = int(flat.ctypes.data)
             check(driver.cuMemHostRegister(self._address, FRAME_BYTES, 0), "cuMemHostRegister")
@@ -109,7 +109,7 @@ class CudaFrame:
             check(driver.cuEventRecord(self._done, shared.stream), "cuEventRecord")
 
     def _through_halves(self, table: Any, counts: Any, key: bytes) -> None:
-        """Ranges of few pages each, in turns that fit a half; a long one is cut to fit."""
+        """Copy ranges of few pages each, in turns that fit a half; a long one is cut to fit."""
         shared, row, at = self._shared, 0, 0
         pieces: list[tuple[int, int, int]] = []  # address, bytes, pages
         for (address, size), pages in zip(table.tolist(), counts.tolist(), strict=True):
@@ -130,7 +130,7 @@ class CudaFrame:
             row, at = row + pages, end
 
     def _copy(self, *, row: int, count: int, out_of: int = 0, into: int = 0) -> None:
-        """Pages between rows and what the device knows by that address (its own memory or pinned), one range of it."""
+        """Copy pages between rows and one range of memory that the device reaches (its own or pinned)."""
         kinds = driver.CUmemorytype
         host, device = self._address + row * PITCH + CHUNK_HEADER, out_of or into
         copy = driver.CUDA_MEMCPY2D()
@@ -170,4 +170,4 @@ class CudaFrame:
         driver.cuMemHostUnregister(self._address)
         driver.cuEventDestroy(self._done)
         os.close(self.shared.fd)
-        # The memory goes once nothing refers to `rows` any more.
+        # The memory is freed once nothing refers to `rows` any more.

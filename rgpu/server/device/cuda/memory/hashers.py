@@ -1,10 +1,10 @@
-"""Hashing the pages of several GPUs: each by the GPU that has them.
+"""Hashes the pages of several GPUs: each by the GPU that holds them.
 
-The kernels of a GPU reach what was mapped on its peers, but not the variables
+The kernels of a GPU reach memory that was mapped on its peers, but not the variables
 of modules that were loaded there: the driver gives those no peer access (an
-H200, driver 580: illegal address), whatever cuCtxEnablePeerAccess says of "all
-allocations". So what a session has on a GPU is read by that GPU alone; where
-the pages go to may be another's memory.
+H200, driver 580: illegal address), although cuCtxEnablePeerAccess documents access to "all
+allocations". Therefore a session's memory on a GPU is read by that GPU alone; the
+destination of the pages may be another's memory.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
 
 
 class Homes:
-    """The session's numbers of the GPUs that addresses are of. Thread-safe: a change takes the place of what was."""
+    """The session's numbers of the GPUs that own addresses. Thread-safe: a change replaces the whole table."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
         self._variables = np.zeros((0, 3), np.uint64)
 
     def set_variables(self, variables: Iterable[tuple[int, int, int]]) -> None:
-        """(address, bytes, number) of modules' variables: they lie where the driver put them, not in our ranges."""
+        """Set (address, bytes, number) of modules' variables: the driver placed them, outside the session's ranges."""
         found = sorted(variable for variable in variables if variable[1])
         self._variables = np.array(found, np.uint64).reshape(-1, 3)
 
     def __call__(self, address: int) -> int:
-        """0 also for what is of none of them, like pinned memory."""
+        """Return the number of the GPU that owns an address; 0 also where none does, as for pinned memory."""
         return int(self.of(np.array([address], np.uint64))[0])
 
     def of(self, addresses: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The same for many: uint64 → int64."""
-        by_range = (addresses - np.uint64(DEVICE_BASE)) // np.uint64(DEVICE_STRIDE)  # what is below wraps round
+        """Return the numbers of the GPUs that own many addresses: uint64 → int64."""
+        by_range = (addresses - np.uint64(DEVICE_BASE)) // np.uint64(DEVICE_STRIDE)  # addresses below wrap round
         numbers = np.where(by_range < self._gpus, by_range, np.uint64(0)).astype(np.int64)
         variables = self._variables
         if len(variables):
@@ -49,18 +49,18 @@ class Homes:
 
 
 class SeveralHashers:
-    """Hasher like :class:`PageHasher`, for ranges of all GPUs. ``hashers``: one of each, by number. Thread-safe, as
+    """A hasher like :class:`PageHasher`, for ranges of all GPUs. ``hashers``: one of each, by number. Thread-safe, as
     they are.
     """
 
     def __init__(self, hashers: Sequence[PageHasher],
                  homes: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
-        """``homes``: the numbers of the GPUs that addresses are of."""
+        """Wrap the hashers. ``homes``: returns the numbers of the GPUs that own addresses."""
         self._hashers = list(hashers)
         self._homes = homes
 
     def wrote(self) -> None:
-        """Something was written through the legacy stream of the GPU that it was written to."""
+        """Note that memory was written through the legacy stream of the GPU that owns it."""
         for hasher in self._hashers:
             hasher.wrote()
 
@@ -95,7 +95,7 @@ class SeveralHashers:
 
 
 def _table(ranges: Ranges) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(address, bytes) rows and the pages of each, without empty ranges, which have none."""
+    """Return (address, bytes) rows and the pages of each, without empty ranges, which have none."""
     table = np.array(ranges, np.uint64).reshape(-1, 2)
     table = table[table[:, 1] > 0]
     return table, -(-table[:, 1].astype(np.int64) // PAGE)

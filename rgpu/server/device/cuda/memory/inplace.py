@@ -1,9 +1,9 @@
-"""Memory of the session stays where it is while our kernels read it.
+"""Keeps memory of the session mapped while rgpu's kernels read it.
 
-Unmapping memory that a kernel reads ends the session with error 700, and it
-does not wait for kernels as ``cuMemFree`` does. Pages are hashed while the
+Unmapping memory that a kernel reads ends the session with error 700, and does not
+wait for kernels as ``cuMemFree`` does. Pages are hashed while the
 session runs (to see what changes, and what a checkpoint will have to copy), so
-hashing and unmapping take turns.
+hashing and unmapping exclude each other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from rgpu.checkpoint.device import Region
 from rgpu.session.errors import DeviceError
 
-PATIENCE = 2.0  #: seconds that memory stays for whoever hashes it: all of a GPU's takes 0.04
+PATIENCE = 2.0  #: seconds that unmapping waits for hashing at most: all of a GPU's memory takes 0.04
 _INVALID_VALUE = 1
 
 
 class InPlace:
-    """Thread-safe. ``gone``: the first of some regions, or parts of regions, that is not there any more."""
+    """A lock between readers and unmapping. Thread-safe. ``gone``: returns the first of some regions not mapped."""
 
     def __init__(self, gone: Callable[[Sequence[Region]], Region | None]) -> None:
         self._gone = gone
@@ -28,16 +28,16 @@ class InPlace:
 
     @contextmanager
     def reading(self, regions: Sequence[Region]) -> Iterator[None]:
-        """The regions stay within. Raises :class:`DeviceError` if one of them is gone already."""
+        """Keep the regions mapped within the block. Raises :class:`DeviceError` if one of them is not mapped."""
         with self._lock:
             gone = self._gone(regions)
             if gone is not None:
-                raise DeviceError(f"the {gone.kind} range {gone.address:#x}+{gone.size:#x} is gone", _INVALID_VALUE)
+                raise DeviceError(f"the {gone.kind} range {gone.address:#x}+{gone.size:#x} was freed", _INVALID_VALUE)
             yield
 
     @contextmanager
     def going(self) -> Iterator[None]:
-        """Memory goes within.
+        """Allow unmapping within the block.
 
         Waits no longer than PATIENCE: hashing may itself wait for a kernel that waits for a later call.
         """

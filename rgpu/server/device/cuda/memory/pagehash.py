@@ -1,16 +1,16 @@
-"""Hashing pages on the GPU: loads our kernels, feeds them ranges of memory, fetches the results.
+"""Hashes pages on the GPU: loads rgpu's kernels, feeds them ranges of memory, fetches the results.
 
 The kernels (``kernels/pagehash.cu``) compute :mod:`rgpu.checkpoint.pages.pagehash`.
 They run on streams of their own, non-blocking and of the lowest priority, so
-the session's work neither waits for them nor they for it; what the session's
-kernels write meanwhile makes a hash the hash of some mixture, as with any read
-of live memory. What *we* wrote through the legacy stream (pages that arrived,
-fresh memory set to zero) is waited for: see :meth:`PageHasher.wrote`.
+the session's work does not wait for them nor they for it. If the session's kernels
+write meanwhile, the hash is that of a mixture, as with any read
+of live memory. Writes of the *worker* through the legacy stream (pages that arrived,
+fresh memory set to zero) are waited for: see :meth:`PageHasher.wrote`.
 
 Everything that the driver places is made once, in the constructor, which the
-worker calls before anything of the session exists: module, streams and two
-buffers of fixed size. So later modules land where they do on every other node
-(SEMANTICS 12). Work goes through two slots in turn: while one's results are
+worker calls before any object of the session exists: module, streams and two
+buffers of fixed size. So later modules get the same addresses on every node
+(SEMANTICS 12). Work uses two slots in turn: while one's results are
 fetched, the other's pages are hashed.
 """
 
@@ -40,7 +40,7 @@ SLOTS = 2
 SLOT_PAGES = 1 << 18  #: 16 GiB of memory a launch
 SLOT_SEGMENTS = 1 << 14
 WARPS = 8  #: of a block; one takes a page at a time
-#: Pages for each warp of a block, at most: a block ends after about 0.2 ms, and work of higher priority gets its place.
+#: Pages for each warp of a block, at most: a block ends after about 0.2 ms, and then yields to work of higher priority.
 PAGES_PER_WARP = 4
 SEGMENT = np.dtype([("address", "<u8"), ("bytes", "<u8"), ("first", "<u8")])
 _KEY_WORDS = 520  #: 518, padded to 16 bytes
@@ -50,7 +50,7 @@ _CAPTURE_IMPLICIT = 906
 
 
 def segment_table(ranges: Ranges) -> np.ndarray:
-    """(address, bytes) ranges → segments; ``first`` counts the pages before each. Empty ranges have no pages."""
+    """Convert (address, bytes) ranges to segments; ``first``: the pages before each. Empty ranges have none."""
     pairs = np.array(ranges, np.uint64).reshape(-1, 2)
     pairs = pairs[pairs[:, 1] > 0]
     table = np.empty(len(pairs), SEGMENT)
@@ -62,13 +62,13 @@ def segment_table(ranges: Ranges) -> np.ndarray:
 
 
 def pages_of(table: np.ndarray) -> int:
-    """Pages of a table's segments together."""
+    """Return the number of pages of a table's segments together."""
     return int(table["first"][-1]) + -(-int(table["bytes"][-1]) // PAGE) if len(table) else 0
 
 
 def chunks(table: np.ndarray, most_pages: int = SLOT_PAGES, most_segments: int = SLOT_SEGMENTS
            ) -> Iterator[tuple[np.ndarray, int]]:
-    """Parts of a table that fit a slot: (a table of its own, its pages). Long segments are cut between pages."""
+    """Yield parts of a table that fit a slot: (a table of its own, its pages). Long segments are cut between pages."""
     total = pages_of(table)
     at = 0  # the page where the next part begins
     while at < total:
@@ -87,21 +87,21 @@ def chunks(table: np.ndarray, most_pages: int = SLOT_PAGES, most_segments: int =
 
 
 def pages_per_warp(pages: int, resident_warps: int) -> int:
-    """Few pages are spread over the whole device; with many, a block's start is paid once for several."""
+    """Return the pages of each warp: few pages are spread over the whole device; with many, a block serves several."""
     return max(1, min(PAGES_PER_WARP, pages // (4 * max(1, resident_warps))))
 
 
 def packed_key(key: HashKey) -> bytes:
-    """``struct Key`` of the kernels."""
+    """Return ``struct Key`` of the kernels."""
     words = key.words.astype("<u4").tobytes().ljust(4 * _KEY_WORDS, b"\0")
     return words + key.multipliers.astype("<u8").tobytes()
 
 
 def load_module(capability: tuple[int, int]) -> tuple[Any, str]:
-    """Our module and the file it came from: the cubin where one fits, else the PTX. Raises DeviceError."""
+    """Load the kernels; returns the module and its file: the cubin where one fits, else the PTX. Raises DeviceError."""
     cubin = KERNELS / f"pagehash.sm_{capability[0]}0.cubin"
     if cubin.exists():
-        with suppress(DeviceError):  # a driver that does not know it: let it compile
+        with suppress(DeviceError):  # where the driver does not support the cubin, it compiles the PTX
             return check(driver.cuModuleLoadData(cubin.read_bytes()), "cuModuleLoadData"), cubin.name
     text = (KERNELS / "pagehash.ptx").read_bytes() + b"\0"
     return check(driver.cuModuleLoadData(text), "loading our own kernels (the driver must know CUDA 13.0)"), \
@@ -127,7 +127,7 @@ class _Slot:
 
 
 class Hasher(Protocol):
-    """What is asked of one: :class:`PageHasher`, or one for several GPUs."""
+    """The common interface of :class:`PageHasher` and the hasher for several GPUs."""
 
     def wrote(self) -> None:
         """Note that hashed memory was written."""
@@ -143,7 +143,7 @@ class Hasher(Protocol):
 
 
 class PageHasher:
-    """Thread-safe; one call at a time uses the device. Every method raises :class:`DeviceError` for what fails."""
+    """Hasher of one GPU. Thread-safe; one call at a time uses the device. Methods raise :class:`DeviceError`."""
 
     def __init__(self, context: Any, capability: tuple[int, int], multiprocessors: int) -> None:
         self._context = context
@@ -182,18 +182,18 @@ class PageHasher:
 
     # -- use ----------------------------------------------------------------------
     def wrote(self) -> None:
-        """Memory was written through the legacy stream: hash nothing before that (and what it waits for) is done."""
+        """Note a write through the legacy stream: no hash runs before it (and what it waits for) is done."""
         self._wrote = True
 
     def hash(self, ranges: Ranges, key: bytes) -> PageHashes:
-        """The pages of (address, bytes) ranges of device memory, in order. The last of each range may be short."""
+        """Hash the pages of (address, bytes) ranges of device memory, in order. The last page of each may be short."""
         return self._run(ranges, key, None)
 
     def copy_and_hash(self, ranges: Ranges, staging: int, key: bytes) -> PageHashes:
-        """Page i also goes to ``staging`` + 64 KiB · i: the very bytes that were hashed.
+        """Copy page i to ``staging`` + 64 KiB · i and hash exactly the bytes that were copied.
 
-        What a short page leaves of its place becomes zeros. ``staging``: memory that the device can write
-        (its own, or pinned host memory), a multiple of 16. What the caller read from it before must be
+        The rest of a short page's place becomes zeros. ``staging``: memory that the device can write
+        (its own, or pinned host memory), a multiple of 16. The caller's earlier reads of it must be
         over; when this returns, the pages are there.
         """
         if staging % 16:
@@ -213,7 +213,7 @@ class PageHasher:
                 self._order()
                 self._through_slots(table, staging, result)
             except BaseException:
-                for slot in self._slots:  # what is under way must not meet the next call
+                for slot in self._slots:  # work under way must not overlap the next call
                     driver.cuStreamSynchronize(slot.stream)
                 raise
         return result
@@ -236,20 +236,20 @@ class PageHasher:
             return
         self._key = b""
         data = packed_key(expand_key(key))
-        # On a stream of ours and from pageable memory: the data has left it when the call returns.
+        # On a stream of this hasher and from pageable memory: it is read completely when the call returns.
         stream = self._slots[0].stream
         check(driver.cuMemcpyHtoDAsync(self._device + SLOTS * _Slot.BYTES, data, len(data), stream), "the hash key")
         check(driver.cuStreamSynchronize(stream), "the hash key")
         self._key = key
 
     def _order(self) -> None:
-        """Behind our own writes, if there were any since the last time."""
+        """Order the next hash behind the worker's own writes, if there were any since the last time."""
         if not self._wrote:
             return
         legacy = driver.CUstream(int(driver.CU_STREAM_LEGACY))
         capturing = driver.cuStreamIsCapturing(legacy)
         if int(capturing[0]) == _CAPTURE_IMPLICIT:
-            return  # the legacy stream may not be used until the capture ends; until then a hash is but a hint
+            return  # the legacy stream may not be used until the capture ends; until then a hash is only a hint
         check(capturing, "cuStreamIsCapturing")
         self._wrote = False
         check(driver.cuEventRecord(self._before, legacy), "cuEventRecord")
@@ -276,7 +276,7 @@ class PageHasher:
         result.zero[at:at + pages] = slot.view(slot.ZERO, pages).view(np.bool_)
 
     def close(self) -> None:
-        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        """Free everything; nothing where a fault has destroyed the context."""
         with self._lock:
             self._use()
             for slot in self._slots:
@@ -290,7 +290,7 @@ class PageHasher:
 
 
 def hash_regions(hasher: Hasher, mirrors: Mirrors, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-    """Each region's pages: device memory on the device, all at once; mirrors where they are, in host memory."""
+    """Hash each region's pages: device memory on the device, all at once; mirrors where they are, in host memory."""
     on_device = [region for region in regions if region.kind != "pinned"]
     together = hasher.hash([(region.address, region.size) for region in on_device], key)
     ends = np.cumsum([page_count(region.size) for region in on_device])
@@ -302,7 +302,7 @@ def hash_regions(hasher: Hasher, mirrors: Mirrors, regions: Sequence[Region], ke
 
 
 def launch(function: Any, blocks: int, parameters: bytes, stream: Any) -> None:
-    """One of our kernels with packed parameters. Raises DeviceError."""
+    """Launch one of rgpu's kernels with packed parameters. Raises DeviceError."""
     data = ctypes.create_string_buffer(parameters, len(parameters))
     size = ctypes.c_size_t(len(parameters))
     extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(data), _BUFFER_SIZE, ctypes.addressof(size), None)

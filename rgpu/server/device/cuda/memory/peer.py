@@ -1,11 +1,11 @@
 """A GPU's memory for another worker of the same host: exported handles, mapped there, pulled by its copy engines.
 
 Source: CUDA driver API, "Virtual Memory Management" (cuMemExportToShareableHandle,
-cuMemImportFromShareableHandle, cuMemSetAccess). What is exported is the physical
-allocation behind a mapping of the session's; the importer maps it at addresses of
+cuMemImportFromShareableHandle, cuMemSetAccess). The physical allocation behind a
+mapping of the session's is exported; the importer maps it at addresses of
 its own, behind the staging range, and gives its own device access. If that is
 another GPU, it needs peer access to the first (NVLink, or PCIe where the two can
-reach each other): the driver refuses the access otherwise, and the move goes over
+reach each other): otherwise the driver refuses the access, and the move uses
 the connection. An imported allocation lives until the importer has unmapped it,
 so a source may unmap at any time.
 
@@ -34,7 +34,7 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-BASE = STAGING_BASE + SPAN  #: asked for; the driver may choose another place
+BASE = STAGING_BASE + SPAN  #: requested; the driver may choose another place
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 INVALID_VALUE, NOT_SUPPORTED = 1, 801
 
@@ -45,12 +45,12 @@ class CudaPeer:
     kind = "cuda"
 
     def __init__(self, use: Callable[[], None], ordinal: int, memory: Memory, zeroing: Zeroing) -> None:
-        """``use`` makes the device's context current; it is when this is made."""
+        """Reserve the range for imports. ``use`` makes the device's context current, as it is now."""
         self._use = use
         self._memory = memory
         self._zeroing = zeroing
         self._lock = threading.Lock()
-        # Like all that the driver places: in every worker, before anything of the session (SEMANTICS 12).
+        # Like all memory that the driver places: in every worker, before any object of the session (SEMANTICS 12).
         reserved = driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0)
         self._base = 0 if int(reserved[0]) else int(reserved[1])
         self._blocks: dict[int, Imported] = {}  #: by the address where it is mapped
@@ -60,7 +60,7 @@ class CudaPeer:
         self._readable.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
         self._stream = check(driver.cuStreamCreate(1), "cuStreamCreate")  # non-blocking
 
-    # -- the source's -----------------------------------------------------------------
+    # -- the source's part -------------------------------------------------------------
     def serial(self, address: int, size: int) -> int | None:
         return self._memory.serial(address, size)
 
@@ -68,7 +68,7 @@ class CudaPeer:
         self._use()
         return self._memory.export(address, size)
 
-    # -- the destination's --------------------------------------------------------------
+    # -- the destination's part ----------------------------------------------------------
     def admit(self, granted: Sequence[tuple[int, int, int, int]]) -> list[Imported]:
         self._use()
         for address, size, _, _ in granted:
@@ -97,7 +97,7 @@ class CudaPeer:
         return taken
 
     def _map(self, place: int, size: int, fd: int) -> None:
-        """The handle goes at once: the mapping keeps the memory."""
+        """Map an imported handle and release it at once: the mapping keeps the memory."""
         handle = check(driver.cuMemImportFromShareableHandle(fd, POSIX), "cuMemImportFromShareableHandle")
         try:
             check(driver.cuMemMap(place, size, 0, handle, 0), "cuMemMap of imported memory")
@@ -105,7 +105,7 @@ class CudaPeer:
             driver.cuMemRelease(handle)
 
     def _allow(self, place: int, size: int) -> None:
-        """This device may read; where the driver knows no such half access, it may read and write."""
+        """Let this device read; where the driver does not support read-only access, read and write."""
         result = driver.cuMemSetAccess(place, size, [self._readable], 1)
         flags = driver.CUmemAccess_flags
         if int(result[0]) and self._readable.flags == flags.CU_MEM_ACCESS_FLAGS_PROT_READ:
@@ -116,7 +116,7 @@ class CudaPeer:
 
     def pull(self, copies: Sequence[tuple[Imported, int, int]]) -> None:
         self._use()
-        self._zeroing.settle()  # what was just mapped is being set to zero
+        self._zeroing.settle()  # memory just mapped is still being set to zero
         stream = self._stream
         for source, address, size in copies:
             check(driver.cuMemcpyDtoDAsync(address, source.place + (address - source.address), size, stream),
@@ -135,7 +135,7 @@ class CudaPeer:
                 del self._blocks[one.place]
 
     def close(self) -> None:
-        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        """Free everything; nothing where a fault has destroyed the context."""
         self._use()
         with self._lock:
             for one in list(self._blocks.values()):

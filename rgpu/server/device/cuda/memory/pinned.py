@@ -1,14 +1,14 @@
 """Mirrors of the program's pinned memory, at the same addresses (SEMANTICS 7).
 
 The session's pinned range is reserved in this process when the device opens
-(before the driver looks for room of its own). A mirror is ordinary memory
+(before the driver reserves address space of its own). A mirror is ordinary memory
 mapped there and registered with the driver, so that kernels reach it by the
 address that the program uses: on 64-bit Linux a registered range's device
 address is its host address, which is checked.
 
-What the program's CPU wrote goes into a mirror in stream order: into device
-memory first, from there by a copy that does not hold the caller up (copies
-between two host ranges do). What kernels wrote is read by the CPU, when the
+Writes of the program's CPU are copied into a mirror in stream order: into device
+memory first, from there by a copy that does not block the caller (copies
+between two host ranges do). The CPU reads what kernels wrote when the
 stream is known to have got there.
 """
 
@@ -43,7 +43,7 @@ _reserved = False
 
 
 def reserve() -> None:
-    """Keep the pinned range free in this process; once, before cuInit. Raises :class:`DeviceError`."""
+    """Reserve the pinned range in this process; once, before cuInit. Raises :class:`DeviceError`."""
     global _reserved
     if not _reserved:
         _map(PINNED_BASE, PINNED_SIZE, mapping.NONE, mapping.NORESERVE | mapping.FIXED_NOREPLACE)
@@ -84,7 +84,7 @@ class Mirrors:
         bisect.insort(self._starts, address)
 
     def free(self, address: int) -> None:
-        """No work uses it any more. Raises :class:`DeviceError` if no mirror begins there."""
+        """Free a mirror that no work uses any more. Raises :class:`DeviceError` if no mirror begins there."""
         size = self.ranges.pop(address, 0)
         if not size:
             raise DeviceError(f"no mirror at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
@@ -98,7 +98,7 @@ class Mirrors:
         return at >= 0 and address + size <= self._starts[at] + self.ranges[self._starts[at]]
 
     def upload(self, address: int, data: Any, stream: Any) -> tuple[Any, ...]:
-        """Give the stream a write of ``data`` at ``address``; returns the driver's first bad result, or success."""
+        """Enqueue a write of ``data`` at ``address``; returns the driver's first bad result, or success."""
         source = np.frombuffer(data, np.uint8)
         for start in range(0, source.nbytes, PIECE):
             size = min(PIECE, source.nbytes - start)
@@ -114,7 +114,7 @@ class Mirrors:
         return (driver.CUresult.CUDA_SUCCESS,)
 
     def read(self, address: int, size: int) -> bytes:
-        """The mirror's bytes as the CPU sees them. Raises :class:`DeviceError` outside a mirror."""
+        """Return the mirror's bytes as the CPU sees them. Raises :class:`DeviceError` outside a mirror."""
         self.check(address, size)
         return ctypes.string_at(address, size)
 

@@ -1,21 +1,21 @@
-"""Modules land where they stood, whatever else a worker maps and whenever.
+"""Places modules at their former addresses, whatever else a worker maps and whenever.
 
-The driver takes address space for a module's code and variables from the
-process, as mmap(2) gives it out without a wish: the highest gap that is large
+The driver gets address space for a module's code and variables by mmap(2)
+without a requested address: the highest gap that is large
 enough (address randomisation is off, see :mod:`rgpu.server.worker.main`). Stacks of
-threads, heaps, arrays and memory that is shared with others come from there,
-too, at moments that differ between two workers of one session: whatever of it
-comes before a module is loaded would move the module.
+threads, heaps, arrays and memory that is shared with other processes are placed in the
+same way, at moments that differ between two workers of one session: any of it
+that is mapped before a module is loaded would shift the module.
 
-So everything above a round address (a multiple of :data:`STEP`, with at least
-:data:`ROOM` above it) is for all of that: it fills from the top. While a module
-is loaded, and only then, what is free there is taken (:meth:`Placing.still`),
-and the driver finds its place below the round address, where nothing but
-earlier modules is.
+Therefore everything above a round address (a multiple of :data:`STEP`, with at least
+:data:`ROOM` above it) is used for those mappings: it fills from the top. While a module
+is loaded, and only then, the free ranges there are taken (:meth:`Placing.still`),
+and the driver places the module below the round address, where only
+earlier modules are.
 
-What was free at the load before is taken first. Whether that was all the kernel says: a page without a wish comes from
-the highest gap, and so from above the round address as long as anything is free there. Only then the list of mappings
-is read (1 to 8 ms with hundreds of libraries).
+The ranges that were free at the load before are taken first. The kernel shows whether those were all: a page without a
+requested address is mapped in the highest gap, and so above the round address as long as anything is free there. Only
+then the list of mappings is read (1 to 8 ms with hundreds of libraries).
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from rgpu.server.device import mapping
 
 STEP = 256 << 30
 ROOM = 64 << 30  #: bytes of addresses that a worker's own mappings may need after its start
-TRIES = 8  #: other threads map memory between the look and the taking
+TRIES = 8  #: other threads may map memory between reading the list and taking the ranges
 
 _M_ARENA_MAX = -8
 _MAPS = Path("/proc/self/maps")
 
 
 def one_heap() -> None:
-    """Threads share one heap; before there are threads.
+    """Make all threads share one heap; called before there are threads.
 
-    A thread's first allocation would take 64 MiB of addresses for a heap of its own (mallopt(3), M_ARENA_MAX),
-    and might do so while a module is loaded.
+    A thread's first allocation would take 64 MiB of addresses for a heap of its own (mallopt(3), M_ARENA_MAX), possibly
+    while a module is loaded.
     """
     mapping.libc.mallopt(_M_ARENA_MAX, 1)
 
 
 class Placing:
-    """One for a process, made when all that is made at its start is there."""
+    """The placing of one process, made once everything that the start of the process maps is mapped."""
 
     def __init__(self) -> None:
-        """Where no such address can be had, modules are placed as the driver likes."""
+        """Choose the round address; where none is available, the driver places modules without control."""
         self._lock = threading.RLock()
         self._depth = 0
-        self._gaps: list[tuple[int, int]] = []  #: what was free at the load before
+        self._gaps: list[tuple[int, int]] = []  #: free ranges at the load before
         self.looks = 0  #: times that the list of mappings was read for a load
         self.start, self.end = 0, 0
         at = _reserve(None, ROOM, 0)
@@ -64,7 +64,7 @@ class Placing:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """The gap is closed meanwhile; for one thread at a time."""
+        """Close the gap within the block; for one thread at a time."""
         with self._lock:
             taken = self._close() if self.end and not self._depth else []
             self._depth += 1
@@ -90,7 +90,7 @@ class Placing:
 
 
 def highest(maps: str) -> int:
-    """The end of what is mapped next below the main thread's stack (the kernel keeps a gap for its growth); 0: none."""
+    """Return the end of the last mapping below the main thread's stack (the kernel keeps a gap there); 0: none."""
     end = 0
     for line in maps.splitlines():
         if line.endswith("[stack]"):
@@ -100,7 +100,7 @@ def highest(maps: str) -> int:
 
 
 def gaps(maps: str, start: int, end: int) -> list[tuple[int, int]]:
-    """What is free between two addresses, by the lines of /proc/PID/maps (proc(5))."""
+    """Return the free ranges between two addresses, by the lines of /proc/PID/maps (proc(5))."""
     free, at = [], start
     for line in maps.splitlines():
         low, _, high = line.partition(" ")[0].partition("-")
@@ -118,7 +118,7 @@ def gaps(maps: str, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same addresses in as few ranges as possible; no two of those given overlap."""
+    """Merge ranges that touch; none of them overlap."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if found and found[-1][1] == start:
@@ -134,7 +134,7 @@ def _take(free: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _highest_free() -> int:
-    """Where a mapping of a page would come to lie; 0: nowhere."""
+    """Return the address at which the kernel would map a page; 0: nowhere."""
     at = _reserve(None, mmap.PAGESIZE, 0)
     if at is None:
         return 0
@@ -143,7 +143,7 @@ def _highest_free() -> int:
 
 
 def _reserve(address: int | None, size: int, flags: int) -> int | None:
-    """Addresses without memory; None where they cannot be had."""
+    """Map addresses without memory; None where they are not available."""
     try:
         return mapping.put(address, size, mapping.NONE, mapping.PRIVATE | mapping.NORESERVE | flags)
     except OSError:

@@ -1,11 +1,11 @@
 """The staging ring of the ``cuda`` device: page frames in pinned host memory, staging on the GPU, one copy stream.
 
 Pages are copied to staging by the kernel that hashes them (:mod:`.pagehash`),
-from there to the frame by the copy engine; frames that arrived go to their
+from there to the frame by the copy engine; frames that arrived are copied to their
 pages by the copy engine too. The stream has the lowest priority and is
 non-blocking: the session's work does not wait for it. All memory is taken in
-the constructor, before anything of the session exists (SEMANTICS 12), and
-pinned once: pinning costs more than what is copied.
+the constructor, before any object of the session exists (SEMANTICS 12), and
+pinned once: pinning costs more than the copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rgpu.server.device.cuda.errors import check
 
 
 class CudaRing(HostRing):
-    """Thread-safe for threads that use different slots. Every method raises :class:`DeviceError` for what fails."""
+    """A ring of slots. Thread-safe for threads that use different slots. Every method raises :class:`DeviceError`."""
 
     def __init__(self, context: Any, slots: int = SLOTS) -> None:
         self._context = context
@@ -53,7 +53,7 @@ class CudaRing(HostRing):
         self._run(lambda: [driver.cuMemcpyDtoHAsync(place, self.staging(slot), pages * PAGE, self.stream)], "fetch")
 
     def write(self, runs: Sequence[tuple[int, int, Any]], before: Callable[[Any], None]) -> None:
-        """(address, bytes, data or None) to device memory; ``before(stream)`` orders them behind what must be over."""
+        """Write (address, bytes, data or None) to device memory; ``before(stream)`` makes it wait for earlier work."""
         self._use()
 
         def give() -> list[Any]:
@@ -65,7 +65,7 @@ class CudaRing(HostRing):
         self._run(give, "write")
 
     def _run(self, give: Callable[[], list[Any]], what: str) -> None:
-        """Give the stream work; return when it is done, without holding up another thread's."""
+        """Submit work to the stream and return when it is done, without delaying another thread's."""
         with self._lock:
             event = self._free.pop() if self._free else None
             results = give()
@@ -84,7 +84,7 @@ class CudaRing(HostRing):
         return memoryview((ctypes.c_ubyte * FRAME).from_address(self._host + slot * FRAME)).cast("B")
 
     def close(self) -> None:
-        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        """Free everything; nothing where a fault has destroyed the context."""
         self._use()
         driver.cuStreamSynchronize(self.stream)
         for event in self._done:

@@ -1,9 +1,9 @@
-"""Device memory for copies of pages (a cut), outside the session's state.
+"""Device memory for copies of pages (a consistent snapshot), outside the session's state.
 
 Physical memory is mapped into an address range of its own, reserved once:
 creating and mapping takes tens of microseconds for hundreds of MiB, so it is
-done while the session stands still; and unmapping, other than ``cuMemFree``,
-does not wait for the session's kernels, so blocks go back while it runs.
+done while the session is paused; and unmapping, other than ``cuMemFree``,
+does not wait for the session's kernels, so blocks are freed while it runs.
 Source: CUDA driver API, "Virtual Memory Management".
 """
 
@@ -22,17 +22,17 @@ from rgpu.server.device.cuda.memory.allocations import access
 from rgpu.session.addresses import GRANULE, PINNED_BASE, PINNED_SIZE
 from rgpu.session.errors import DeviceError
 
-#: Behind the pinned range, where nothing of a session is; the driver may choose another place.
+#: Behind the pinned range, where a session has no memory; the driver may choose another place.
 BASE = PINNED_BASE + PINNED_SIZE
 SPAN = 512 << 30  #: bytes of addresses: more than a GPU has memory
 OUT_OF_MEMORY = 2
 
 
 class Staging:
-    """Thread-safe; the context is current in the calling thread. Every method raises :class:`DeviceError`."""
+    """Blocks of staging memory. Thread-safe; methods need the context current and raise :class:`DeviceError`."""
 
     def __init__(self, ordinals: Sequence[int]) -> None:
-        """On the first of these GPUs, for all of them to write."""
+        """Reserve the range on the first of these GPUs, for all of them to write."""
         self._lock = threading.Lock()
         self._base = 0
         self._blocks: dict[int, tuple[int, Any]] = {}  #: address → (size, physical handle)
@@ -43,7 +43,7 @@ class Staging:
         self._access = [access(ordinal) for ordinal in ordinals]
 
     def stage(self, size: int) -> int:
-        """The address of at least ``size`` bytes; result 2 when there are none."""
+        """Return the address of at least ``size`` bytes. Raises :class:`DeviceError` (2) when there are none."""
         size = -(-size // GRANULE) * GRANULE
         with self._lock:
             if not self._base:
@@ -71,13 +71,13 @@ class Staging:
             check(driver.cuMemRelease(handle), "cuMemRelease")
 
     def read(self, address: int, size: int) -> bytes:
-        """Bytes of staging memory."""
+        """Return bytes of staging memory."""
         data = np.empty(size, np.uint8)
         check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
         return data.tobytes()
 
     def close(self) -> None:
-        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        """Free everything; nothing where a fault has destroyed the context."""
         for address in list(self._blocks):
             with suppress(DeviceError):
                 self.unstage(address)
@@ -87,7 +87,7 @@ class Staging:
 
 
 def first_gap(base: int, span: int, blocks: Mapping[int, int], size: int) -> int:
-    """The first ``size`` free addresses of a range; ``blocks``: address → bytes. Raises DeviceError (2)."""
+    """Return the first ``size`` free addresses of a range; ``blocks``: address → bytes. Raises DeviceError (2)."""
     at = base
     for address in sorted(blocks):
         if address - at >= size:

@@ -1,10 +1,10 @@
-"""Modules put where they stood: what is free before the wanted place is taken while they load.
+"""Places modules at their former addresses: memory that is free before the wanted place is taken while they load.
 
-Where a module's variables land follows from what the driver's own allocator holds at that moment. It gives out pieces
-of :data:`PIECE` bytes, the first free one of its arenas in the order in which it mapped them, to variables, to the code
-of kernels that were launched, to streams, to cuMemAlloc (docs/developers/modules.md). A rebuild makes a session's
-objects, and not all that the session went through, so that other pieces are free then. :class:`Fillers` are allocations
-that take the difference.
+The place of a module's variables follows from the state of the driver's own allocator at that moment. It hands out
+pieces of :data:`PIECE` bytes, the first free one of its arenas in the order in which it mapped them, to variables, to
+the code of kernels that were launched, to streams, to cuMemAlloc (docs/developers/modules.md). A rebuild makes a
+session's objects, but does not repeat its whole history, so that other pieces are free then. :class:`Fillers` are
+allocations that take the difference.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = structlog.get_logger(__name__)
 
 PIECE = 2 << 20
 MOST = 1024  #: fillers of one rebuild: 2 GiB of device memory
-WIDE = 64  #: pieces of one module's variables, beyond which nothing is tried
+WIDE = 64  #: pieces of one module's variables; beyond that steering is not tried
 TRIES = 4  #: loads of one module
 
 
 def missed(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> frozenset[int]:
-    """Addresses of the pieces that hold wanted variables which do not stand there; none where it cannot be mended.
+    """Return addresses of the pieces that hold the wanted but misplaced variables; none where that cannot be corrected.
 
-    That is where the load gave other variables than before, or where they take more than :data:`WIDE` pieces.
+    It cannot where the load gave other variables than before, or where they take more than :data:`WIDE` pieces.
     """
     here = {(variable.name, variable.address) for variable in present}
     if len(present) != len(wanted):
@@ -42,14 +42,14 @@ class Fillers:
     """Allocations of the driver's allocator, held until :meth:`release`. The caller's context is current."""
 
     def __init__(self, allocate: Callable[[], int | None], free: Callable[[int], Any]) -> None:
-        """``allocate``: a piece of :data:`PIECE` bytes; its address, None where there is none to be had."""
+        """Hold nothing yet. ``allocate``: returns the address of a new piece of :data:`PIECE` bytes, or None."""
         self._allocate, self._free = allocate, free
         self._held: list[int] = []
 
     def leave_free(self, pieces: Collection[int]) -> bool:
-        """Take pieces until these are taken, and free these: they are the first to be given out then.
+        """Allocate until these pieces are taken, then free them: they are the first to be handed out next.
 
-        False: one of them is not to be had, because something else has it; no more is taken then than before.
+        False: one of them is not available, because it is in use; no more is held then than before.
         """
         before = len(self._held)
         left = set(pieces).difference(self._held)
@@ -66,7 +66,7 @@ class Fillers:
         return not left
 
     def release(self) -> None:
-        """Free them all."""
+        """Free all held pieces."""
         self._free_all(list(self._held))
 
     def _free_all(self, pieces: Collection[int]) -> None:
@@ -79,7 +79,7 @@ class Fillers:
 
 
 def driver_fillers() -> Fillers:
-    """Fillers of the current context."""
+    """Return fillers of the current context."""
     def allocate() -> int | None:
         error, address = driver.cuMemAlloc(PIECE)
         return None if int(error) else int(address)
@@ -89,10 +89,11 @@ def driver_fillers() -> Fillers:
 
 def steer(load: Callable[[], Any], unload: Callable[[Any], None], variables: Callable[[Any], Sequence[GlobalVariable]],
           wanted: Sequence[GlobalVariable], fillers: Fillers, idle: Callable[[], bool]) -> Any:
-    """What ``load`` gives, loaded again behind fillers until its variables stand where wanted, where that can be.
+    """Return the result of ``load``, repeated behind fillers until its variables are at their wanted places, if
+    possible.
 
-    ``idle``: asked before; whether the driver has no work that waits for calls still to come. Unloading a module and
-    freeing memory wait for the device.
+    ``idle``: called before each repetition; whether the driver has no work that waits for later calls. Unloading a
+    module and freeing memory wait for the device.
     """
     loaded = load()
     for _ in range(TRIES - 1 if wanted else 0):

@@ -1,11 +1,11 @@
-"""Zeros for memory that was just mapped, before any work of the session can reach it.
+"""Zeroes memory that was just mapped, before any work of the session can reach it.
 
 ``cuMemsetD8`` returns before the memory is set, and a stream made with
 ``CU_STREAM_NON_BLOCKING`` does not wait for the legacy stream that it runs on
-(CUDA driver API, "API synchronization behavior"): what the program writes
-there at once could be overwritten by our zeros. So they are written on a
-stream of their own and waited for. A GPU that the session's own kernels fill
-may keep them waiting, and such a kernel may itself wait for a call that was
+(CUDA driver API, "API synchronization behavior"): data that the program writes
+there at once could be overwritten by the zeros. So they are written on a
+stream of their own and waited for. A GPU filled by the session's own kernels
+may delay them, and such a kernel may itself wait for a call that was
 not applied yet: then the session's streams wait, and the worker does not.
 """
 
@@ -24,10 +24,10 @@ _NOT_READY = 600
 
 
 class Zeroing:
-    """The stream that writes zeros; used with the context current. Not thread-safe: the applying thread's."""
+    """The stream that writes zeros; used with the context current. Not thread-safe: for the applying thread only."""
 
     def __init__(self, streams: Callable[[], Iterable[Any]], patience: float = PATIENCE) -> None:
-        """``streams``: those that must not overtake zeros which take longer than ``patience``."""
+        """Make the stream. ``streams``: those that must wait for zeros which take longer than ``patience`` seconds."""
         self._streams = streams
         self._patience = patience
         self._stream = check(driver.cuStreamCreateWithPriority(1, 0), "cuStreamCreateWithPriority")
@@ -35,7 +35,7 @@ class Zeroing:
         self._pending = False
 
     def fill(self, address: int, size: int) -> None:
-        """Zero [address, address+size) before all work that is given to a stream later. Raises DeviceError."""
+        """Zero [address, address+size) before all work that is submitted to a stream later. Raises DeviceError."""
         check(driver.cuMemsetD8Async(address, 0, size, self._stream), "cuMemsetD8Async")
         check(driver.cuEventRecord(self._event, self._stream), "cuEventRecord")
         self._pending = True
@@ -54,10 +54,10 @@ class Zeroing:
         return not self._pending
 
     def fence(self, stream: Any) -> None:
-        """Work given to ``stream`` from now on comes after all zeros so far. Raises DeviceError."""
+        """Order work submitted to ``stream`` from now on after all zeros so far. Raises DeviceError."""
         if self._pending and not self._finished():
             state = check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
-            if int(state) == 0:  # a capture executes nothing; and this event is none of its own
+            if int(state) == 0:  # a capture executes nothing, and may not wait for an event outside it
                 check(driver.cuStreamWaitEvent(stream, self._event, 0), "cuStreamWaitEvent")
 
     def settle(self) -> None:

@@ -8,7 +8,7 @@
 
 using rgpu::Engine;
 
-// Changed with the layouts of Step and Out and the functions below.
+// To be raised when the layouts of Step and Out or the functions below change.
 RGPU_API int rge_version() { return 8; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {

@@ -1,4 +1,4 @@
-// Answers: expected, arriving piece by piece, kept until the program's side says that it has them.
+// Answers: expected, received piece by piece, kept until the program's side reports that it has them.
 #include "engine.hpp"
 
 #include <poll.h>
@@ -10,7 +10,7 @@
 namespace rgpu {
 
 namespace {
-constexpr uint64_t kWatermarkInterval = 500'000;  // ns between two watermarks that no answer asks for
+constexpr uint64_t kWatermarkInterval = 500'000;  // ns between two watermarks that no answer requires
 }
 
 // The caller holds the mutex, and a reference that it drops.
@@ -34,7 +34,7 @@ void Engine::drop(Answer *answer) {
     delete answer;
 }
 
-// The program has it. Called with the mutex, by the applying thread.
+// The program has received it. Called with the mutex, by the applying thread.
 void Engine::observed(uint64_t seq) {
     auto found = retained_.find(seq);
     if (found == retained_.end()) return;
@@ -52,7 +52,7 @@ void Engine::queue_piece(Answer *answer, uint32_t index) {
     if (!here_ || answer->pieces.size() > 1) out_.notify_one();
 }
 
-// It has all it waited for, or failed.
+// All of its waits are over, or it failed.
 void Engine::finish(Answer *answer, CUresult result) {
     answer->result = error() ? error() : result;
     answer->done = true;
@@ -81,7 +81,7 @@ void Engine::act(Action &action, CUresult result) {
                 finish(answer, result);
                 break;
             }
-            // The beginning has left with the result 0: the error reaches the program in the watermark.
+            // The beginning was sent with the result 0: the error reaches the program in the watermark.
             if (result || error()) std::memset(answer->piece(action.index), 0, answer->pieces[action.index]);
             ++answer->arrived;
             if (!answer->callback) queue_piece(answer, action.index);
@@ -143,9 +143,9 @@ void Engine::fill(Out &out, Answer *answer, uint32_t index) {
     out.more = index + 1 < answer->pieces.size();
 }
 
-// Between the first and the last piece of an answer none of another one is taken: several copies may be under way in
-// several streams, and whoever receives knows an answer by its first piece alone. All pieces of a copy were given to the
-// device in a row, so the rest comes whatever else happens.
+// Between the first and the last piece of an answer no piece of another is taken: several copies may be under way in
+// several streams, and only the first piece of an answer identifies it to the receiver. All pieces of a copy were
+// submitted to the device in a row, so the rest arrives in any case.
 bool Engine::pop(Out &out) {
     auto next = queue_.begin();
     if (leaving_now_)
@@ -153,7 +153,7 @@ bool Engine::pop(Out &out) {
     if (next == queue_.end()) return false;
     const auto [answer, index] = *next;
     queue_.erase(next);
-    fill(out, answer, index);  // the queue's reference is the taker's now
+    fill(out, answer, index);  // the queue's reference passes to the taker
     if (out.more && !leaving_now_) {
         ++answer->references;
         leaving_now_ = answer;
@@ -176,8 +176,8 @@ void Engine::take(Out &out, uint64_t timeout_ns) {
         if (pop(out)) return;
         const uint64_t now = now_ns();
         const uint64_t due = last_watermark_ + kWatermarkInterval;
-        // The last watermark may have been made between a call's completion and its being counted as applied: then no
-        // completion will ask for another one.
+        // The last watermark may have been made after a call's completion but before it counted as applied: then no
+        // completion will request another one.
         const bool behind = !progress_ && last_done_ < applied() && idle_locked();
         if ((progress_ || behind) && now >= due) {
             progress_ = false;
@@ -198,7 +198,7 @@ void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
     here_ = true;
     for (unsigned turn = 1;; ++turn) {
         collect();
-        // Pieces of one answer leave in order: the sender has those that are more than one.
+        // Pieces of one answer are sent in order: the sender takes answers of more than one piece.
         if (!leaving_now_ && !queue_.empty() && queue_.front().first->pieces.size() <= 1) {
             pop(out);
             break;

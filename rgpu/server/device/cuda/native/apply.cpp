@@ -8,7 +8,7 @@ namespace rgpu {
 Stream *Engine::stream(uint64_t number) {
     auto found = streams_.find(number);
     if (found == streams_.end()) return nullptr;
-    use(found->second->context);  // what follows are calls for it
+    use(found->second->context);  // the calls that follow are made in it
     return found->second.get();
 }
 
@@ -28,7 +28,7 @@ bool Engine::rectangle(CUdeviceptr address, uint64_t pitch, uint64_t width, uint
 }
 
 namespace {
-struct Counted {  // once when it is made, once when it ends
+struct Counted {  // counted once when it is made, once when it ends
     std::atomic<uint64_t> *number;
     explicit Counted(std::atomic<uint64_t> *number) : number(number) {
         if (number) number->fetch_add(1);
@@ -65,7 +65,7 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
         if (attribute.id == kAttributeDeviceUpdatableNode) return kNotSupported;
         if (attribute.id != kAttributeProgrammaticEvent && attribute.id != kAttributeLaunchCompletionEvent) continue;
         uint64_t number;
-        std::memcpy(&number, attribute.value, sizeof number);  // on the wire the client's number stands in its place
+        std::memcpy(&number, attribute.value, sizeof number);  // on the wire the client's number replaces the handle
         auto event = events_.find(number);
         if (event == events_.end()) return kInvalidHandle;
         std::memcpy(attribute.value, &event->second.handle, sizeof(CUevent));
@@ -131,7 +131,7 @@ CUresult Engine::copy(uint64_t seq, uint64_t stream_number, CUdeviceptr destinat
     return keep(*on, timing(on->handle, [&] { return driver_.copy_2d(&copy, on->handle); }), seq);
 }
 
-// Into pinned memory of the answer's own, in pieces: the first leaves while the rest is still copied.
+// Copies into pinned memory of the answer's own, in pieces: the first is sent while the rest is still copied.
 CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr source, uint64_t pitch, uint64_t width,
                           uint64_t height, bool callback) {
     Stream *on = stream(stream_number);
@@ -195,7 +195,7 @@ CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr sour
         ++answer->references;
         mark_stream(*on);
     }
-    if (result) {  // refused by the driver, and the answer says so
+    if (result) {  // refused by the driver: the answer carries the error
         if (!answer->done) finish(answer, result);
         submit(*on, seq);
     }
@@ -235,7 +235,7 @@ CUresult Engine::wait_event(const wire::StreamWaitEvent &call, uint64_t seq) {
     return kSuccess;
 }
 
-// An answer when all work given so far to the stream is complete.
+// Answers when all earlier work of the stream is complete.
 CUresult Engine::synchronize(uint64_t seq, uint64_t number, bool callback) {
     Stream *one = stream(number);
     if (!one) return kInvalidHandle;
@@ -288,7 +288,7 @@ CUresult Engine::synchronize_event(uint64_t seq, uint64_t number, bool callback)
     return kSuccess;
 }
 
-// Decodes and applies a hot call, but `completed` and streamed payloads. The result is of the call itself.
+// Decodes and applies a hot call, except `completed` and streamed payloads. The result is that of the call itself.
 CUresult Engine::call(const RecordView &view, bool callback, bool &decoded) {
     const auto &header = view.header;
     const uint64_t seq = header.seq;
@@ -370,15 +370,15 @@ CUresult Engine::apply(uint16_t id, uint64_t seq, const uint8_t *args, size_t ar
         inflow_.skip = false;
         inflow_.padding = 0;
         inflow(payload, payload_len, nullptr, interrupted, bad);
-        if (inflow_.open) end_inflow();  // no checksum stands for what came from this process
+        if (inflow_.open) end_inflow();  // no checksum exists for data from this process
     }
     direct_ = false;
     inflow_ = kept;
     return direct_result_;
 }
 
-// The stream may stop at what comes next until the program does something that depends on what it was given so far:
-// a marker behind the wait would tell of that too late.
+// The next work may stop the stream until the program reacts to the completion of earlier work: a marker behind the
+// wait would report that too late.
 void Engine::boundary(Stream &stream) {
     std::lock_guard lock(mutex_);
     if (stream.done != stream.tick) mark_stream(stream);
@@ -407,7 +407,7 @@ CUresult Engine::mark_context(CUcontext context, uint64_t seq) {
 // -- tables -----------------------------------------------------------------------
 
 void Engine::add_stream(uint64_t number, CUstream handle, CUcontext context) {
-    remove_stream(number);  // one of that number may still be at work
+    remove_stream(number);  // an earlier one of that number may still have work
     std::lock_guard lock(mutex_);
     auto stream = std::make_unique<Stream>();
     stream->number = number;
@@ -418,7 +418,7 @@ void Engine::add_stream(uint64_t number, CUstream handle, CUcontext context) {
     streams_[number] = std::move(stream);
 }
 
-// Its work still runs to its end: a marker stands behind it, so the handle is not needed for that.
+// Its work still runs to its end: a marker is recorded behind it, so that the handle is not needed for that.
 bool Engine::remove_stream(uint64_t number) {
     use();
     std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// What is complete: markers behind the work of each stream, looked at by the
-// poller or by whoever waits. One marker stands for everything before it.
+// Tracks what is complete: markers behind the work of each stream, polled by the poller or by a waiting thread. One
+// marker covers everything before it.
 #include "engine.hpp"
 
 #include <sched.h>
@@ -15,8 +15,8 @@ namespace rgpu {
 namespace {
 constexpr uint64_t kMicro = 1000;
 constexpr uint64_t kPatience = 1'000'000'000;
-constexpr uint64_t kMoment = 1'000'000;  // ns: that is waited for room before the end of host functions is looked for
-constexpr double kGoal = 20e6;  // ns of work that may be submitted: what a cut waits for
+constexpr uint64_t kMoment = 1'000'000;  // ns to wait for room before looking for the end of open host functions
+constexpr double kGoal = 20e6;  // ns of work that may be submitted: the wait of a consistent snapshot
 constexpr size_t kLeast = 8, kMost = 768;  // below the driver's own limit, about 1024 launches
 }  // namespace
 
@@ -37,7 +37,7 @@ void backoff(uint64_t waited_ns) {
 
 void Engine::use() {
     thread_local Engine *here = nullptr;
-    if (here == this && !several_) return;  // else whoever called may have made another one current
+    if (here == this && !several_) return;  // else the caller may have made another one current
     driver_.ctx_set_current(context_);
     here = this;
 }
@@ -77,7 +77,7 @@ void Engine::activate(Stream &stream) {
     tally();
 }
 
-// Time in which all streams with work rest is not the device's.
+// Time in which all streams with work wait at gates does not count as the device's.
 void Engine::tally() {
     const bool works = active_.size() > resting_;
     if (works == works_) return;
@@ -87,8 +87,8 @@ void Engine::tally() {
     else worked_ns_ += now - active_since_;
 }
 
-// Whoever opens the gates calls this: not with mutex_, which is held inside the driver by a thread that may wait there
-// for a stream at a gate.
+// For the thread that opens the gates. It does not take mutex_, whose holder may be inside the driver, waiting for a
+// stream at a gate.
 void Engine::rest(uint64_t number, bool resting) {
     std::lock_guard lock(rests_mutex_);
     rests_.emplace_back(number, resting);
@@ -140,10 +140,10 @@ void Engine::mark_stream(Stream &stream) {
     }
     if (event) spare.push_back(event);
     if (sticks(result)) fail(result);
-    stream.markers.emplace_back(stream.tick, nullptr);  // nothing will tell any more: it counts as reached
+    stream.markers.emplace_back(stream.tick, nullptr);  // no event will report it: it counts as reached
 }
 
-// Asks each stream once how far it is.
+// Queries each stream once for its progress.
 bool Engine::look_at_streams() {
     bool moved = false;
     for (size_t i = 0; i < active_.size();) {
@@ -176,7 +176,7 @@ bool Engine::collect() {
     take_rests();
     const size_t before = pending_;
     bool moved = look_at_streams();
-    // What a stream was found to have done may come behind what another did since that was asked: it is told with it.
+    // A stream's completed work may depend on another's that completed after its query: both are reported together.
     for (bool more = moved; more && awaiting_ && !active_.empty();) more = look_at_streams();
     tally();
     for (size_t i = 0; i < event_waits_.size();) {
@@ -205,7 +205,7 @@ void Engine::reap() {
     std::erase_if(leaving_, [](const auto &stream) { return !stream->active; });
 }
 
-// How long a call keeps the device busy decides how many may be submitted ahead.
+// The time that a call keeps the device busy decides how many may be submitted ahead.
 void Engine::measure(size_t completed) {
     const uint64_t now = now_ns();
     if (completed) {
@@ -240,7 +240,7 @@ bool Engine::unfinished(const EventWait &wait) {
                        [&](const auto &stream) { return stream->number == wait.stream && stream->done < wait.tick; });
 }
 
-// The event gets another meaning: who waits for the old one goes by its stream.
+// The event is recorded anew: waits for its old record use the tick of its stream.
 void Engine::settle_event(CUevent event) {
     for (EventWait &wait : event_waits_)
         if (wait.event == event) wait.event = nullptr;
@@ -309,9 +309,9 @@ bool Engine::launched(uint64_t seq, uint64_t *module, uint32_t *function) {
     return false;
 }
 
-// The body of a WATERMARK message: only streams that moved since the last one, unless `whole`. 0: nothing new.
+// Writes the body of a WATERMARK message: only streams that moved since the last one, unless `whole`. 0: nothing new.
 size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
-    const uint64_t position = applied();  // first: what is applied later is pending or not counted
+    const uint64_t position = applied();  // first: calls applied later are pending or not counted
     std::lock_guard lock(mutex_);
     uint64_t done = position;
     for (Stream *stream : active_)
@@ -339,8 +339,8 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
     return static_cast<size_t>(at - body);
 }
 
-// What runs longer than the goal is not run ahead of by more than a few calls. `ahead`: with a host function open that
-// is not waited for in here, since its end may lie behind, unread.
+// Bounds how far submission runs ahead: of work longer than the goal, by a few calls only. `ahead`: with a host
+// function open this does not wait here, since its end may be a record not yet read.
 Pace Engine::keep_pace() {
     if (pending_ <= ahead_ || applied() < patient_until_) return Pace::on;
     const auto room = [&] { return pending_ <= ahead_ / 2 + 1; };
@@ -353,7 +353,8 @@ Pace Engine::keep_pace() {
         }
         return Pace::ahead;
     }
-    // Behind a gate the driver's queue must not fill up: who gives more then waits inside it, with its locks and ours.
+    // Behind a gate the driver's queue must not fill up: the submitting thread would wait inside it, holding locks of
+    // both.
     const auto unfilled = [&] { return pending_ < kMost || !resting_; };
     while (got == 0 && (got = wait_until(unfilled, now_ns() + kPatience, true)) == 0) {}
     // The device's work may wait for a call that was not applied yet (SEMANTICS 19).
@@ -362,7 +363,7 @@ Pace Engine::keep_pace() {
 }
 
 bool Engine::may_go_on(uint64_t timeout_ns) {
-    // Who waits at the boundary meanwhile counts that time, so it is not counted here.
+    // The caller at the boundary counts that time, so it is not counted here.
     if (wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + timeout_ns, false)) return true;
     if (now_ns() < ahead_until_ || (resting_ && pending_ >= kMost)) return false;
     patient_until_ = applied() + kMarkEvery;
@@ -370,7 +371,7 @@ bool Engine::may_go_on(uint64_t timeout_ns) {
 }
 
 void Engine::poll() {
-    prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: short sleeps shall be short
+    prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: short sleeps need a small slack
     use();
     std::unique_lock lock(mutex_);
     while (!stopped_) {

@@ -30,7 +30,7 @@ inline constexpr unsigned kRegisterReadOnly = 8;
 inline constexpr unsigned kMemoryHost = 1;
 inline constexpr unsigned kMemoryDevice = 2;
 
-// After these the context is gone: every later call returns them.
+// After these the context is unusable: every later call returns them.
 inline bool sticks(CUresult result) {
     return result == 214 || result == 220 || result == 226 || result == 700 || result == 702 || result == 710 ||
            (result >= 714 && result <= 720);
@@ -104,7 +104,7 @@ struct Driver {
     RGPU_DRIVER_FUNCTIONS(RGPU_DECLARE)
 #undef RGPU_DECLARE
 
-    // Opens libcuda.so.1; empty, or what is missing.
+    // Opens libcuda.so.1; returns an empty string, or what is missing.
     std::string open();
 };
 

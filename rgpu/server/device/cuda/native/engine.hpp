@@ -1,10 +1,9 @@
-// One session's hot path on its GPU, or GPUs: records in, driver calls, completions,
-// answers out. rgpu/server/device/cuda/engine.py is the Python side of it.
+// One session's hot path on its GPU, or GPUs: applies records by driver calls, tracks completion, sends answers.
+// rgpu/server/device/cuda/engine.py is its Python side.
 //
-// Threads: one applies (feed, apply and every table change); one sends (take);
-// the poller; any may ask for progress or wait. `mutex_` guards streams'
-// progress, staging and answers. The tables are changed and read by the
-// applying thread, changed under the mutex because the poller reads streams.
+// Threads: one applies (feed, apply and every table change); one sends (take); one polls; any may query progress or
+// wait. `mutex_` guards streams' progress, staging and answers. Only the applying thread reads and changes the tables;
+// it changes them under the mutex because the poller reads streams.
 #pragma once
 
 #include <atomic>
@@ -28,7 +27,7 @@ namespace rgpu {
 
 inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payload
 inline constexpr size_t kLongPiece = 2u << 20, kLong = 32u << 20;  // and of one beyond kLong bytes: fewer of them
-inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: it is soon there
+inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: to arrive soon
 inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
 // Each GPU of the session has a legacy stream, numbered as the session numbers the GPU.
 inline constexpr bool is_legacy(uint64_t stream) { return stream < wire::kFirstHandle; }
@@ -38,14 +37,14 @@ inline constexpr uint64_t kTurn = 20'000'000;  // ns that a call waits for its t
 
 uint64_t now_ns();
 
-// An awaited call on its way to its answer. Lives while it is retained or referred to.
+// An awaited call until its answer is taken. Lives while it is retained or referred to.
 struct Answer {
     uint64_t seq = 0;
     CUresult result = kSuccess;
     HostBuffer buffer{};
-    std::vector<uint32_t> pieces;  // their lengths; each stands longest + kHeadroom behind the one before
+    std::vector<uint32_t> pieces;  // their lengths; each begins longest + kHeadroom behind the one before
     uint32_t arrived = 0;          // pieces that are in the buffer
-    uint32_t waits = 0;            // streams that have not got there yet
+    uint32_t waits = 0;            // streams that have not reached it yet
     int references = 0;            // by actions, the queue and the sender
     bool retained = false;         // until completed(seq)
     bool callback = false;         // for Python, not for the link
@@ -64,42 +63,42 @@ struct Action {  // due when its stream has reached the tick
     uint32_t index = 0;
 };
 
-struct Launched {  // what names a kernel when somebody waits for it in vain
+struct Launched {  // which kernel it was: for reports of waits that timed out
     uint64_t seq = 0, module = 0;
     uint32_t function = 0;
 };
-inline constexpr uint64_t kGraph = ~uint64_t{0};  // in the module's place
+inline constexpr uint64_t kGraph = ~uint64_t{0};  // replaces the module's number
 
-// What a stream, or an event, comes behind: of each stream, by its identity, the submission that it waits for at least.
+// Predecessors of a stream, or an event: for each stream, by its identity, the last submission that it waits for.
 using Past = std::vector<std::pair<uint64_t, uint64_t>>;
 
 struct Stream {
     uint64_t number = 0;
-    uint64_t identity = 0;  // no other stream ever had it
+    uint64_t identity = 0;  // unique to this stream
     CUstream handle = nullptr;
     CUcontext context = nullptr;
     uint64_t tick = 0;    // submissions
     uint64_t worked = 0;  // the last of them that was work: neither an event's record nor a wait for one
     Past past;            // by the program's own events, since this catch-up began
     uint64_t past_of = 0; // the catch-up that `past` is of
-    uint64_t marked = 0;  // the last marker stands behind this one
+    uint64_t marked = 0;  // the last marker covers submissions up to this one
     uint64_t done = 0;    // reached
     uint64_t done_seq = 0;
-    uint64_t reported = 0;                                // done_seq that the last watermark said
+    uint64_t reported = 0;                                // done_seq in the last watermark
     std::deque<std::pair<uint64_t, uint64_t>> pending;    // (tick, seq), both growing
     std::deque<Action> actions;                           // by tick
-    std::deque<Launched> launched;                        // of those that are pending, by seq
-    Launched giving;                                      // being given to the driver
+    std::deque<Launched> launched;                        // of the pending ones, by seq
+    Launched giving;                                      // being submitted to the driver
     std::deque<std::pair<uint64_t, CUevent>> markers;     // by tick
     bool active = false;
-    bool resting = false;  // it stands at a gate: what it waits for is the host's
+    bool resting = false;  // it waits at a gate, so for the host
 };
 
 struct Event {
     CUevent handle = nullptr;
     uint64_t seq = 0;  // of its last record; 0: none
     uint64_t stream = 0, tick = 0, identity = 0;
-    Past past;         // of its stream as it was recorded
+    Past past;         // of its stream when it was recorded
     uint64_t past_of = 0;
 };
 
@@ -109,7 +108,7 @@ struct EventWait {  // a call that waits for an event's record
     uint64_t stream, tick;
 };
 
-constexpr int kPrints = 1, kAllocates = 2;  // what kernels may do: printf; malloc from the context's heap
+constexpr int kPrints = 1, kAllocates = 2;  // actions of kernels: printf; malloc from the context's heap
 
 struct Function {
     CUfunction handle = nullptr;
@@ -140,12 +139,12 @@ struct Step {  // mirrored in engine.py
     uint32_t thread;
     uint16_t call;
     uint16_t flags;
-    uint32_t awaiting;  // answers that are still to come or to be taken
+    uint32_t awaiting;  // answers that are still to be received or taken
     uint64_t bugs;      // argument errors so far
     uint64_t bug_seq;
     int32_t bug_result;
     uint32_t bug_call;
-    uint64_t stream;  // waiting: that the call gives work to; also ahead: payload_len: bytes of it that are still to be fed
+    uint64_t stream;  // waiting: the call's; also ahead: payload_len: bytes of it that are still to be fed
     uint64_t waited;  // ns that feed() has waited for work of the device so far: not inside the driver
 };
 
@@ -159,13 +158,13 @@ struct Out {  // mirrored in engine.py
     uint64_t size;
     uint32_t index;
     uint32_t more;
-    Answer *answer;  // give it back with release()
+    Answer *answer;  // to be returned with release()
 };
 
 // A copy to the device whose payload is arriving.
 struct Inflow {
     bool open = false, skip = false;
-    bool unsummed = false;  // part of it went to the device from another process' memory
+    bool unsummed = false;  // part of it was copied to the device from another process' memory
     uint16_t call = 0;
     uint64_t seq = 0, left = 0, sent = 0, total = 0;
     uint32_t crc = 0, wanted = 0;
@@ -198,11 +197,12 @@ class Engine {
     void remove_module(uint64_t number) { modules_.erase(number); }
     void add_graph(uint64_t number, Graph graph) { graphs_[number] = graph; }
     void remove_graph(uint64_t number) { graphs_.erase(number); }
-    // Counts up before and behind each launch of a kernel that may print: who saw the same even number twice missed none.
+    // Counts up before and after each launch of a kernel that may print: the same even number read twice means none
+    // between.
     uint64_t printing_launches() const { return printing_launches_.load(std::memory_order_acquire); }
-    // The events go right in front of the work that the next call gives a stream, and right behind it.
+    // The events are recorded right before the work that the next call submits to a stream, and right behind it.
     void time(CUevent first, CUevent last) { timed_ = {first, last}; }
-    // Whether that was done, since time(); where it was not, the next call is not timed any more.
+    // Whether they were recorded since time(); if not, the next call is not timed any more.
     bool timed() { return !std::exchange(timed_, {}).first; }
     bool allocated() const { return allocated_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
@@ -211,10 +211,10 @@ class Engine {
 
     // -- records (feed.cpp) ----------------------------------------------------
     void feed(const uint8_t *data, size_t size, Step &step);
-    void passed(uint64_t seq);        // the caller applied the record that feed() gave it
+    void passed(uint64_t seq);        // the caller applied the record that feed() returned
     void position(uint64_t applied);  // the session was rebuilt up to there
     void reset();                     // a new connection: the stream of records begins anew
-    // Each call's position is stored there before it is applied: what was under way outlives this process.
+    // Each call's position is stored there before it is applied: it then outlives this process.
     void keep_place(uint64_t *begun) { begun_ = reinterpret_cast<std::atomic<uint64_t> *>(begun); }
     void set_foreign(const uint64_t *seqs, size_t count);
     void pass_all(bool on) { pass_all_ = on; }
@@ -224,31 +224,31 @@ class Engine {
     // -- one call, from Python (apply.cpp) --------------------------------------
     CUresult apply(uint16_t call, uint64_t seq, const uint8_t *args, size_t args_len, const uint8_t *payload,
                    size_t payload_len);
-    void boundary(uint64_t stream);                         // work that may stop the stream comes next
-    void submitted(uint64_t stream, uint64_t seq);          // the caller gave work to the stream itself
+    void boundary(uint64_t stream);                         // work that may stop the stream follows
+    void submitted(uint64_t stream, uint64_t seq);          // the caller itself submitted work to the stream
     CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
     CUresult mark_context(CUcontext context, uint64_t seq);   // … by all streams of a GPU
 
     // -- the order of issue (order.cpp) -------------------------------------------
     void order(bool on);  // any thread
-    // The applying thread: work for `stream` comes next. 1: its turn is now, for what was given to others before is
-    // complete, or the program's own events have the stream wait for it; 0: nothing of that completed for so long;
+    // The applying thread: work for `stream` follows. 1: it is next, since the earlier work of other streams is
+    // complete, or the program's own events make the stream wait for it; 0: none of that completed within the patience;
     // -1: interrupted.
     int in_order(uint64_t stream, uint64_t patience_ns);
     void pass_order(uint64_t stream) { work_stream_.store(stream, std::memory_order_release); }
     uint64_t reached();  // grows with each completion that was seen
-    // Calls that the program is usually ahead of its work. feed() says `behind` before a call is given to another
-    // stream while clearly more of them are under way. UINT32_MAX: it never does.
+    // Calls that the program is usually ahead of its work. feed() returns `behind` before a call for another stream
+    // while clearly more of them are under way. UINT32_MAX: never.
     void usual(uint32_t calls) { usual_.store(calls, std::memory_order_relaxed); }  // any thread
-    uint32_t ahead();    // calls given and not complete; UINT32_MAX: as many as may be
+    uint32_t ahead();    // calls submitted and not complete; UINT32_MAX: as many as allowed
 
     // -- progress (completion.cpp) -----------------------------------------------
     bool is_complete(uint64_t seq);
     bool wait_complete(uint64_t seq, uint64_t timeout_ns);
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
-    void rest(uint64_t stream, bool resting);  // it stands, or does not, at a gate, while it has work
-    // After `ahead`: whether more may be given to the device; waits so long.
+    void rest(uint64_t stream, bool resting);  // whether it waits at a gate, while it has work
+    // After `ahead`: whether more may be submitted to the device; waits up to the timeout.
     bool may_go_on(uint64_t timeout_ns);
     void host_functions(bool open) { host_functions_.store(open, std::memory_order_relaxed); }  // any thread
     bool launched(uint64_t seq, uint64_t *module, uint32_t *function);
@@ -262,8 +262,8 @@ class Engine {
     void attach();
     void detach();
     void take(Out &out, uint64_t timeout_ns);             // the sender's
-    static bool look(uint64_t spin_ns, int fd);           // whether `fd` became readable, without sleeping
-    void take_here(Out &out, uint64_t spin_ns, int fd);   // the applying thread's: it looks for completions itself
+    static bool look(uint64_t spin_ns, int fd);           // whether `fd` became readable; spins instead of sleeping
+    void take_here(Out &out, uint64_t spin_ns, int fd);   // the applying thread's: it polls for completion itself
     void take_callback(Out &out, uint64_t timeout_ns);
     void release(Answer *answer);
     void wake();
@@ -273,14 +273,14 @@ class Engine {
 
     // -- memory of other processes (windows.cpp): the applying thread only -------------
     int area(const uint8_t *&data, size_t &size) const { return staging_.area(data, size); }
-    int pin(const uint8_t *data, size_t size);  // 1: done; 0: refused; -1: not while the device works
-    bool unpin(const uint8_t *data);            // false: not while the device works
+    int pin(const uint8_t *data, size_t size);  // 1: done; 0: refused; -1: not possible while the device works
+    bool unpin(const uint8_t *data);            // false: not possible while the device works
     bool pinned(const uint8_t *data, size_t size) const;
 
     uint8_t *take_frame();
     void give_frame(uint8_t *data);
-    void use();  // the context in this thread
-    void use(CUcontext context);  // of one of several GPUs
+    void use();  // make the context current in this thread
+    void use(CUcontext context);  // the context of one of several GPUs
 
    private:
     // feed.cpp
@@ -314,8 +314,8 @@ class Engine {
     bool stay_close(const RecordView &view);
     template <typename Predicate>
     int wait_on_progress(Predicate predicate, uint64_t patience_ns);
-    bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call gives work to a stream, and which
-    bool behind_all(const Stream &stream);  // whether its work comes behind all that was given to others
+    bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call submits work to a stream, and which
+    bool behind_all(const Stream &stream);  // whether its work follows all work of the other streams
     Past &past(Stream &stream);
     void remember_past(Event &event, Stream &stream);
     void comes_behind(Stream &stream, const Event &event);
@@ -366,7 +366,7 @@ class Engine {
 
     CUcontext context_;
     bool several_ = false;  // there are streams of other contexts
-    std::unordered_map<uint64_t, CUcontext> contexts_;  // the program's, by number
+    std::unordered_map<uint64_t, CUcontext> contexts_;  // the program's contexts, by number
     Driver driver_;
     std::mutex mutex_;
     Staging staging_;
@@ -382,7 +382,7 @@ class Engine {
     std::vector<EventWait> event_waits_;
     std::unordered_map<CUcontext, std::vector<CUevent>> spare_;
 
-    std::map<const uint8_t *, size_t> windows_;  // pinned: where each begins, its bytes
+    std::map<const uint8_t *, size_t> windows_;  // pinned windows: begin → bytes
     std::atomic<uint64_t> applied_{0};
     std::atomic<uint64_t> unseen_{0}, *begun_ = &unseen_;
     std::vector<uint8_t> gathered_;
@@ -393,7 +393,7 @@ class Engine {
     bool pass_all_ = false;
     std::atomic<int> interrupts_{0};
     std::atomic<int> error_{0}, broken_{0};
-    std::atomic<uint64_t> printing_launches_{0};  // of kernels that may print, twice each: odd while one is being given
+    std::atomic<uint64_t> printing_launches_{0};  // of kernels that may print, twice each: odd during one
     struct {
         CUevent first = nullptr, last = nullptr;
     } timed_;
@@ -406,41 +406,41 @@ class Engine {
         driver_.event_record(last, stream);
         return result;
     }
-    std::atomic<bool> allocated_{false};  // a kernel that may allocate was given
+    std::atomic<bool> allocated_{false};  // a kernel that may allocate was launched
     uint64_t bugs_ = 0, bug_seq_ = 0;
     int bug_result_ = 0;
     uint32_t bug_call_ = 0;
     bool direct_ = false;           // inside apply(): errors are returned, nothing interrupts
     CUresult direct_result_ = 0;
-    uint64_t ahead_at_ = ~0ull;     // position at which feed() said `ahead`, …
-    uint64_t ahead_until_ = 0;      // … and how long that lasts, ns
-    uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
+    uint64_t ahead_at_ = ~0ull;     // position at which feed() returned `ahead`, …
+    uint64_t ahead_until_ = 0;      // … and until when that lasts, ns
+    uint64_t patient_until_ = 0;    // position up to which a stalled device is not waited for again
 
-    uint64_t loose_until_ = 0, loose_for_ = 1024;  // position up to which streams overtake as they like; the next time
+    uint64_t loose_until_ = 0, loose_for_ = 1024;  // position up to which streams overtake freely; the next time
 
     std::atomic<bool> host_functions_{false};  // some are open
 
     std::atomic<bool> ordered_{false};
-    std::atomic<uint64_t> catch_up_{0};  // counts them
-    uint64_t identities_ = 0;            // of streams, given out so far
+    std::atomic<uint64_t> catch_up_{0};  // number of catch-ups
+    uint64_t identities_ = 0;            // of streams, assigned so far
     std::atomic<uint32_t> usual_{UINT32_MAX};
-    std::atomic<uint64_t> work_stream_{kNoStream};  // in order: that work went to last
+    std::atomic<uint64_t> work_stream_{kNoStream};  // in order: the stream of the last work
     uint64_t reached_ = 0;
     std::atomic<uint64_t> waited_ns_{0};
 
     std::atomic<size_t> pending_{0};  // calls that were submitted and are not complete
-    size_t ahead_ = 256;        // how many may be
+    size_t ahead_ = 256;        // how many are allowed
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
     size_t resting_ = 0;  // of the active streams
     std::mutex rests_mutex_;  // never held while anything else is waited for
-    std::vector<std::pair<uint64_t, bool>> rests_, resting_now_;  // what `rest` was told, and not yet counted
+    std::vector<std::pair<uint64_t, bool>> rests_, resting_now_;  // calls of `rest` that are not yet counted
     bool works_ = false;
-    uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, how long before
+    uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, total before, ns
 
     std::map<uint64_t, Answer *> retained_;
     std::deque<std::pair<Answer *, uint32_t>> queue_;
-    Answer *leaving_now_ = nullptr;  // some of its pieces were taken, and not all
+    Answer *leaving_now_ = nullptr;  // some of its pieces were taken, not all
     std::deque<Answer *> callbacks_;
     size_t awaiting_ = 0;
     bool attached_ = false, woken_ = false, progress_ = false, stopped_ = false;
@@ -454,7 +454,7 @@ class Engine {
 
 void backoff(uint64_t waited_ns);
 
-// 1: it came true; 0: the deadline passed; -1: interrupted. The predicate is asked under the mutex.
+// 1: the predicate became true; 0: the deadline passed; -1: interrupted. The predicate is evaluated under the mutex.
 template <typename Predicate>
 int Engine::wait_until(Predicate predicate, uint64_t deadline, bool interruptible) {
     const uint64_t began = now_ns();

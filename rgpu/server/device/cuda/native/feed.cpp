@@ -1,4 +1,4 @@
-// The record stream: what is hot is applied here, the rest is handed over whole.
+// The record stream: hot calls are applied here, other records are handed over whole.
 #include "crc32.hpp"
 #include "engine.hpp"
 
@@ -11,7 +11,7 @@ bool Engine::streams_payload(uint16_t call) const {
     return !pass_all_ && (call == wire::MemcpyH2d::id || call == wire::Memcpy2dH2d::id);
 }
 
-// Looks at the record at `data`; `need` > `have` when more of it must come first.
+// Examines the record at `data`; `need` > `have` when more of it must arrive first.
 Bad Engine::examine(const uint8_t *data, size_t have, RecordView &view, size_t &need) {
     RecordHeader &header = view.header;
     need = sizeof header;
@@ -60,7 +60,7 @@ Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
             bad = Bad::arguments;
             return Outcome::applied;
         }
-        // Live this is over at once: the program knew it from the watermark. A replay waits.
+        // Live this returns at once: the program has read the completion from the watermark. A replay waits.
         const int got = wait_until([&] { return complete_locked(call.observed); }, ~0ull, true);
         if (got < 0) return Outcome::interrupted;
         std::lock_guard lock(mutex_);
@@ -73,7 +73,7 @@ Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
     const CUresult result = call(view, false, decoded);
     if (!decoded) bad = Bad::arguments;
     if (bad != Bad::none || result == kSuccess) return Outcome::applied;
-    // Python knows who holds memory that it may give back, and tries again.
+    // Python makes the holders of releasable memory free it, and tries again.
     if (result == kOutOfMemory && !wire::awaited(view.header.call)) return Outcome::handed;
     if (wire::awaited(view.header.call)) answer_now(view.header.seq, result, false);
     else argument_error(view.header.call, view.header.seq, result);
@@ -203,7 +203,7 @@ void Engine::feed(const uint8_t *data, size_t size, Step &step) {
         if (came == Came::record) gathered_done_ = true;
         if (came == Came::all || came == Came::record) offset_ += need;
     }
-    if (came == Came::waiting || came == Came::ahead)  // the whole record is fed again, unless parts came before
+    if (came == Came::waiting || came == Came::ahead)  // the whole record is fed again, unless parts were taken before
         step.payload_len = !gathered_.empty() && streams_payload(step.call) ? padded(step.payload_len) : 0;
     step.came = static_cast<int>(came);
     step.bad = static_cast<int>(bad);
@@ -224,7 +224,7 @@ void Engine::passed(uint64_t seq) { applied_.store(seq, std::memory_order_releas
 void Engine::position(uint64_t applied) {
     reset();
     {
-        std::lock_guard lock(mutex_);  // what an earlier life answered is nobody's any more
+        std::lock_guard lock(mutex_);  // answers made before the rebuild are not needed any more
         while (!retained_.empty()) observed(retained_.begin()->first);
         foreign_.clear();
     }

@@ -1,4 +1,4 @@
-// Copies to the device while their payload still arrives: never assembled first.
+// Copies to the device while their payload still arrives: it is never assembled first.
 #include "engine.hpp"
 #include "summing.hpp"
 
@@ -7,7 +7,7 @@
 namespace rgpu {
 
 namespace {
-constexpr size_t kDirect = 4096;  // a piece of a frame this long goes to the device from where it is
+constexpr size_t kDirect = 4096;  // a piece of a frame this long is copied to the device from where it is
 constexpr uint64_t kPatience = 1'000'000'000;
 }  // namespace
 
@@ -66,8 +66,8 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
         size_t used = here;
         if (!in.skip && !in.error) {
             if (in.height == 1 && !in.filled && here >= kDirect && pinned(data + at, here)) {
-                // From where the program's side wrote it, which is kept until the call is complete. Its sum is not
-                // looked at: nothing lies between that side and the device that could damage it.
+                // Copied from where the program's side wrote it, which is kept until the call is complete. Its checksum
+                // is not computed: nothing between that side and the device could damage it.
                 in.error = put(data + at, here);
                 in.sent += here;
                 in.unsummed = true;
@@ -80,7 +80,7 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
                 continue;
             }
             if (frame && in.height == 1 && !in.filled && here >= kDirect) {
-                // DMA reads the frame while it is summed below; it is given back when the copy is complete.
+                // DMA reads the frame while it is summed below; it is returned when the copy is complete.
                 in.error = put(data + at, here);
                 if (!in.error) hold(frame);
                 in.sent += here;
@@ -105,7 +105,7 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
     return at;
 }
 
-// What was just given to the inflow's stream reads the frame: it is given back when that is complete.
+// The work just submitted to the inflow's stream reads the frame, which is returned when that is complete.
 void Engine::hold(Frame *frame) {
     std::lock_guard lock(mutex_);
     Stream &on = *inflow_.stream;
@@ -115,7 +115,7 @@ void Engine::hold(Frame *frame) {
     mark_stream(on);
 }
 
-// A piece of the payload, which may stand in a frame, through a slot. False: interrupted before anything was used.
+// Copies a piece of the payload, perhaps in a frame, through a slot. False: interrupted before anything was used.
 bool Engine::stage(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, size_t &used) {
     Inflow &in = inflow_;
     if (!in.slot.data) {
@@ -127,8 +127,8 @@ bool Engine::stage(const uint8_t *data, size_t size, Frame *frame, bool &interru
             return false;
         }
         if (got == 0 && in.height == 1) {
-            // What fills the ring may wait for a call behind this one: the driver stages it then, but for what is
-            // pinned. That it reads where it stands.
+            // The work that fills the ring may wait for a call behind this one: then the driver stages the data, except
+            // pinned memory, which it reads in place.
             in.error = put(data, size);
             if (frame && !in.error) hold(frame);
             in.sent += size;
@@ -139,7 +139,7 @@ bool Engine::stage(const uint8_t *data, size_t size, Frame *frame, bool &interru
             interrupted = interrupts_.load() > 0;
             if (interrupted) return false;
             used = 0;
-            return true;  // tried again
+            return true;  // to be tried again
         }
         in.filled = 0;
         // Whole rows, or one row in parts.
@@ -170,7 +170,7 @@ void Engine::submit_slot() {
     in.filled = 0;
 }
 
-// `size` bytes of the payload, from in.sent on, to the device.
+// Copies `size` bytes of the payload, from in.sent on, to the device.
 CUresult Engine::put(const void *from, size_t size) {
     Inflow &in = inflow_;
     CUresult result;

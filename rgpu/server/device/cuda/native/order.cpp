@@ -1,9 +1,9 @@
-// A backlog takes effect in the order in which it was issued (SEMANTICS 20): where work goes to another stream than
-// before, what was given before is waited for, on the host. Who decides when: rgpu/server/worker/apply/ordering.py.
+// A backlog takes effect in the order in which it was issued (SEMANTICS 20): where work is for another stream than the
+// work before, the host waits for the earlier work. When that applies: rgpu/server/worker/apply/ordering.py.
 //
-// Where the program's own events have the stream wait for all of that, the device keeps the order: a wait of the host
+// Where the program's own events make the stream wait for all of that, the device keeps the order: a wait of the host
 // costs a turn of the GPU where sessions share one (tens of ms), and a program that orders its streams well may change
-// them several times a step. Streams know what they come behind as vector clocks do: each stream's submissions, by event
+// them several times a step. Streams track their predecessors as vector clocks do: each stream's submissions, by event
 // records and waits. Those two are no work themselves, so they wait for nothing.
 #include "engine.hpp"
 
@@ -12,10 +12,10 @@
 namespace rgpu {
 
 namespace {
-constexpr uint32_t kSurplus = 32;  // calls beyond the usual ones; markers alone make for so many of a stream
-constexpr uint32_t kLeast = 8;     // the same where the device works so long at each that few are under way
-constexpr size_t kStreams = 64;    // known of in one stream's past, before those are dropped that have no work
-constexpr double kMarked = 100e6;  // ns of work behind which a marker stands, so that progress shows
+constexpr uint32_t kSurplus = 32;  // calls beyond the usual ones; markers alone account for so many of a stream
+constexpr uint32_t kLeast = 8;     // the same where each call takes the device so long that few are under way
+constexpr size_t kStreams = 64;    // entries of one stream's past, beyond which those without work are dropped
+constexpr double kMarked = 100e6;  // ns of work behind which a marker is recorded, so that progress shows
 constexpr size_t kOvertaken = 128, kOvertakenLess = 96;  // calls of other streams that one may overtake; see stay_close
 constexpr uint64_t kStall = 800'000'000;                 // ns without any completion
 }  // namespace
@@ -42,11 +42,11 @@ bool Engine::work_of(const RecordView &view, uint64_t &stream) {
         case wire::Memcpy2dH2d::id: return take(wire::Memcpy2dH2d{});
         case wire::Memcpy2dD2h::id: return take(wire::Memcpy2dD2h{});
         case wire::Memcpy2dD2d::id: return take(wire::Memcpy2dD2d{});
-        default: return false;  // it waits for work, or gives none: events order work, and are none
+        default: return false;  // it waits for work, or submits none: events order work, and are none
     }
 }
 
-// What is known of a stream belongs to one catch-up: before it, waits were not written down.
+// A stream's past belongs to one catch-up: before it, waits were not recorded.
 Past &Engine::past(Stream &stream) {
     const uint64_t now = catch_up_.load(std::memory_order_acquire);
     if (stream.past_of != now) stream.past.clear();
@@ -65,7 +65,7 @@ void reaches(Past &past, uint64_t identity, uint64_t tick) {
 }
 }  // namespace
 
-// Live, only where an event was recorded is known (record_event), and what it comes behind is not.
+// Live, only the place of an event's record is tracked (record_event), not its predecessors.
 void Engine::remember_past(Event &event, Stream &stream) {
     event.past.clear();
     event.past_of = 0;
@@ -77,7 +77,7 @@ void Engine::remember_past(Event &event, Stream &stream) {
 void Engine::comes_behind(Stream &stream, const Event &event) {
     if (!event.seq || !ordered_.load(std::memory_order_acquire)) return;
     Past &known = past(stream);
-    if (known.size() > kStreams) {  // work of one that is not active is complete: nothing has to be known of it
+    if (known.size() > kStreams) {  // work of an inactive stream is complete and needs no entry
         std::lock_guard lock(mutex_);
         std::erase_if(known, [&](const auto &item) {
             return std::none_of(active_.begin(), active_.end(),
@@ -99,7 +99,7 @@ bool Engine::behind_all(const Stream &stream) {
     });
 }
 
-// 1: it came true; 0: nothing completed for so long; -1: interrupted. Asked under the mutex.
+// 1: the predicate became true; 0: nothing completed within the patience; -1: interrupted. Evaluated under the mutex.
 template <typename Predicate>
 int Engine::wait_on_progress(Predicate predicate, uint64_t patience_ns) {
     uint64_t seen;
@@ -121,7 +121,7 @@ int Engine::wait_on_progress(Predicate predicate, uint64_t patience_ns) {
 int Engine::in_order(uint64_t number, uint64_t patience_ns) {
     if (work_stream_.load(std::memory_order_acquire) == number) return 1;
     use();
-    static const Stream nowhere;  // a number that no stream has: the driver is asked, and refuses it
+    static const Stream nowhere;  // for a number that no stream has: the driver then refuses the call
     Stream *found = stream(number);
     if (found) past(*found);
     const Stream &to = found ? *found : nowhere;
@@ -148,10 +148,10 @@ bool Engine::behind(const RecordView &view, uint64_t &stream) {
     });
 }
 
-// Live, too, a stream overtakes so many calls of others at most. Where a GPU is shared or slow for a while, what is under
-// way would else cover whole steps of a program whose author never saw it behind by one, and a batch copied ahead
-// overwrites one that is still read. The device has work for as long as this waits. Work behind a gate may need a later
-// call, and so may work that does not end: then the order is left alone for a while, each time for longer.
+// Live, too, a stream overtakes a bounded number of calls of others. Where a GPU is shared or slow for a while, the
+// work under way would else cover whole steps of a program written for a lag of none, and a batch copied ahead would
+// overwrite one that is still read. The device has work for as long as this waits. Work behind a gate may need a later
+// call, and so may work that does not end: then the order is not enforced for a while, each time for longer.
 bool Engine::stay_close(const RecordView &view) {
     if (pending_.load(std::memory_order_relaxed) <= kOvertaken || applied() < loose_until_) return true;
     uint64_t number;

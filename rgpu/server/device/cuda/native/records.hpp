@@ -1,9 +1,9 @@
-// The record stream, cut anywhere, taken apart with the checks and in the order
-// of rgpu/session/journal/record.py. Pure: what a record does is the engine's business.
+// Parses the record stream, split anywhere, with the checks and in the order of rgpu/session/journal/record.py. Pure:
+// the engine executes the records.
 //
-// A record that lies whole in the piece given is used in place; otherwise its
-// head (and, unless the payload may be taken piece by piece, the payload) is
-// gathered in a buffer that grows with what arrives, never with what is claimed.
+// A record that lies whole in the given data is used in place; otherwise its head (and, unless the payload may be taken
+// piece by piece, the payload) is gathered in a buffer that grows with the data received, never with the announced
+// size.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class Bad : int {  // the reasons of rgpu.session.errors.Corrupt, numbered 
     arguments,
 };
 
-// Checks of a header that need nothing else.
+// Checks of a header that need no other data.
 inline Bad check_header(const wire::RecordHeader &header) {
     if (header.magic != wire::kRecordMagic) return Bad::magic;
     if (header.flags & ~wire::kFlagAwaited) return Bad::flags;

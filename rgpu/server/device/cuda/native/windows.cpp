@@ -1,8 +1,7 @@
-// Memory of a process on this host, mapped here read-only: pinned, the device reads payloads where they stand.
+// Memory of a process on this host, mapped here read-only and pinned: the device reads payloads in place.
 //
-// The driver may wait for the device when memory is pinned or unpinned, and the
-// device may wait for a call that comes later (SEMANTICS 19): so neither is done
-// unless nothing is under way, by the one thread that could begin anything.
+// The driver may wait for the device when memory is pinned or unpinned, and the device may wait for a later call
+// (SEMANTICS 19): so neither is done unless nothing is under way, by the only thread that could submit work.
 #include "engine.hpp"
 
 namespace rgpu {

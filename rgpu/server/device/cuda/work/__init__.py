@@ -1,1 +1,1 @@
-"""What runs on the cuda device: modules, streams, graphs, host functions. It knows no pages."""
+"""Work that runs on the cuda device: modules, streams, graphs, host functions. It handles no pages."""

@@ -1,17 +1,17 @@
-"""The variables that a module binary defines, and what its kernels may do: read from itself, before the driver sees
-it. Pure.
+"""The variables that a module binary defines, and what its kernels may do: read from the binary, before it is loaded.
+Pure.
 
-The driver has no call that lists a module's variables, and it does not say
-where a section landed. Both follow from the ELF symbol table of the cubin that
+The driver has no call that lists a module's variables, and does not report
+where a section was placed. Both follow from the ELF symbol table of the cubin that
 will run: a variable is an object symbol, defined in one of the sections of
 memory that lives as long as the module (``.nv.global``, ``.nv.global.init``,
 ``.nv.constant3``; *not* ``.nv.shared.*``, and not the undefined
 ``.nv.reservedSmem.*`` that every cubin for sm_90 and later names). Symbols of
-one section keep their distance, so one address that the driver tells gives all
+one section keep their distance, so one address that the driver reports gives all
 others of the section (:func:`place`).
 
 Source: System V ABI, "Symbol Table"; section names as ``cuobjdump`` and
-``readelf`` show them for cubins of CUDA 13.0. Module binaries come from the program:
+``readelf`` show them for cubins of CUDA 13.0. Module binaries are the program's:
 every offset is checked.
 """
 
@@ -37,7 +37,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class Trait(IntFlag):
-    """What kernels may do that a session has to know of; the engine has the same numbers."""
+    """Actions of kernels that a session has to allow for; the engine has the same numbers."""
 
     PRINTS = 1  #: call ``printf``
     ALLOCATES = 2  #: call ``malloc``, whose heap belongs to the driver
@@ -45,7 +45,7 @@ class Trait(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """``section`` 0: unknown (PTX). ``offset``: bytes from the section's start; ``size`` 0: unknown."""
+    """One variable. ``section`` 0: unknown (PTX). ``offset``: bytes from the section's start; ``size`` 0: unknown."""
 
     name: str
     section: int = 0
@@ -64,9 +64,10 @@ def is_ptx(code: bytes) -> bool:
 
 
 def traits(code: bytes) -> Trait:
-    """What kernels of a cubin or a PTX text may do, by the functions of the device's runtime that they name.
+    """Return what kernels of a cubin or a PTX text may do, by the functions of the device's runtime that they name.
 
-    What is not understood may print: that costs a look at each launch, while what may allocate cannot be moved.
+    Code that is not understood is taken to print, which costs a check at each launch, and not to allocate, which would
+    forbid a move.
     """
     found = Trait.PRINTS if not code or b"vprintf" in code else Trait(0)
     allocates = _calls(code, "malloc") if is_cubin(code) else bool(_MALLOC.search(code))
@@ -74,7 +75,7 @@ def traits(code: bytes) -> Trait:
 
 
 def variables(code: bytes) -> list[Variable]:
-    """The variables of a cubin or a PTX text (names only); empty for what is neither."""
+    """Return the variables of a cubin or a PTX text (names only); empty for anything else."""
     if is_cubin(code):
         return _elf_variables(code)
     names = set(_VARIABLE.findall(bytes(code).rstrip(b"\0").decode(errors="replace")))
@@ -82,10 +83,10 @@ def variables(code: bytes) -> list[Variable]:
 
 
 def chosen(binary: bytes, capability: tuple[int, int]) -> bytes:
-    """The cubin or PTX text that the driver takes from a fat binary; other module binaries as they are.
+    """Return the cubin or PTX text that the driver takes from a fat binary; other module binaries as they are.
 
-    Machine code of the same major and no higher minor is preferred over PTX, as
-    the CUDA programming guide, "Application Compatibility", says.
+    Machine code of the same major and no higher minor is preferred over PTX, as in the CUDA programming guide,
+    "Application Compatibility".
     """
     if binary[:4] != _FATBIN:
         return binary
@@ -121,7 +122,7 @@ def _calls(binary: bytes, function: str) -> bool:
 
 
 def _symbols(binary: bytes, sections: list[tuple[int, ...]]) -> Iterator[tuple[bytes, int, int, int, int, int]]:
-    """Of every symbol: the table of names, place of its name there, kind, section, offset in that, size in bytes."""
+    """Yield for each symbol: table of names, place of its name there, kind, section, offset in that, bytes."""
     for section in sections:
         kind, start, length, link = section[1], section[4], section[5], section[6]
         if kind != _SYMTAB or link >= len(sections):
@@ -133,7 +134,7 @@ def _symbols(binary: bytes, sections: list[tuple[int, ...]]) -> Iterator[tuple[b
 
 
 def _sections(binary: bytes) -> list[tuple[int, ...]]:
-    """Section headers; empty where the file is cut short. More than 65,279 are counted in the first one."""
+    """Return the section headers; empty where the file is cut short. More than 65,279 are counted in the first one."""
     if len(binary) < 64:
         return []
     (table,) = struct.unpack_from("<Q", binary, 40)
@@ -167,10 +168,10 @@ def _text(strings: bytes, at: int) -> str:
 
 
 def place(wanted: Iterable[Variable], told: Mapping[str, tuple[int, int]]) -> tuple[dict[Variable, int], list[str]]:
-    """Addresses of all variables from those that the driver told (name → address, size).
+    """Return the addresses of all variables, computed from those that the driver reported (name → address, size).
 
-    Returns ({variable: address}, names that stay unknown). A section's base is
-    taken only where all its told symbols agree on it; a name that occurs twice
+    The result is ({variable: address}, names that stay unknown). A section's base is used
+    only where all its reported symbols agree on it; a name that occurs twice
     (static variables of several units) is placed by its section, never by name.
     """
     wanted = list(wanted)

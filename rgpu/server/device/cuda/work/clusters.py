@@ -1,4 +1,4 @@
-"""How many clusters fit on the GPU: the driver's own answer, for arguments that a client sent."""
+"""The number of clusters that fit on the GPU: the driver's own answer, for arguments that a client sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cuda.bindings import driver
 
 from rgpu.session.errors import DeviceError
 
-ACTIVE, POTENTIAL = range(2)  #: forms of the question
+ACTIVE, POTENTIAL = range(2)  #: forms of the query
 CUDA_ERROR_INVALID_VALUE = 1
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 
@@ -28,7 +28,7 @@ class _Config(ctypes.Structure):
 
 def occupancy(function: int, form: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int,
               cluster: tuple[int, int, int]) -> int:
-    """The answer for a CUfunction; ``cluster`` (0, 0, 0): the function's own. The context is current.
+    """Return the driver's answer for a CUfunction; ``cluster`` (0, 0, 0): the function's own. The context is current.
 
     Raises :class:`DeviceError` with the driver's result.
     """

@@ -1,9 +1,9 @@
 """Conditional nodes of a CUgraph, and the handles of their conditions.
 
 The program's handle of a condition is the session's own number, the same on every server; the driver's is another one
-in each graph that is built. Kernels get a handle as a parameter, so the driver's takes its place in the parameters of
-the graph's kernel nodes, wherever eight bytes of them are the session's number: that is above every address and every
-index, so nothing else has it. What a kernel reads from memory is not looked through: a handle that a program keeps
+in each graph that is built. Kernels get a handle as a parameter, so the driver's replaces it in the parameters of the
+graph's kernel nodes, wherever eight bytes of them are the session's number: that number is above every address and
+every index, so no other value equals it. Memory that a kernel reads is not searched: a handle that a program keeps
 there, instead of passing it, is unknown to the driver, which answers with an illegal address.
 
 Sources: CUDA Driver API 13.0, "Graph Management" (cuGraphConditionalHandleCreate, cuGraphAddNode,
@@ -35,7 +35,7 @@ class _Parameters(ctypes.Structure):
 
 
 def create(graph: Any, context: Any, node: ConditionalNode) -> int:
-    """The driver's handle for the node's condition, in this graph. Raises :class:`DeviceError`."""
+    """Return the driver's handle for the node's condition, in this graph. Raises :class:`DeviceError`."""
     made = ctypes.c_uint64()
     call("cuGraphConditionalHandleCreate", ctypes.byref(made), ctypes.c_void_p(int(graph)),
          ctypes.c_void_p(int(context)), ctypes.c_uint(node.value),
@@ -55,7 +55,7 @@ def add(graph: Any, before: list[Any], context: Any, node: ConditionalNode, hand
 
 
 def translated(node: KernelNode, handles: Mapping[int, int]) -> KernelNode:
-    """The node with the driver's handles in place of the session's (``handles``: session's → driver's)."""
+    """Return the node with the driver's handles in place of the session's (``handles``: session's → driver's)."""
     data = bytearray(node.parameters)
     for at in range(0, len(data) - 7 if handles else 0, 4):  # packed structures may align to 4
         (word,) = struct.unpack_from("<Q", data, at)

@@ -1,8 +1,8 @@
-"""What a load learned of a module, as it is kept for the next load of the same binary: names, parameters, attributes,
+"""The description of a module that a load keeps for the next load of the same binary: names, parameters, attributes,
 variables. Pure.
 
-As msgpack arrays; the file that they lie in has checksums (:mod:`rgpu.server.derived_format`). Their key says of which
-binary, options, GPU and driver they speak. What does not decode is made anew.
+As msgpack arrays; their file has checksums (:mod:`rgpu.server.derived_format`). The key identifies binary, options, GPU
+and driver. A description that does not decode is made anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rgpu.session.objects.module_table import ATTRIBUTES, FunctionInfo, GlobalVa
 
 VERSION = 1
 
-#: Name, address less that of the module's first variable, size.
+#: name, address relative to the module's first variable, size
 Distance = tuple[str, int, int]
 _Function = tuple[str, list[tuple[int, int]], list[int]]
 _Variable = tuple[str, int, int, int]
@@ -28,7 +28,7 @@ _Variable = tuple[str, int, int, int]
 class Description:
     """``functions`` in the order of the driver's enumeration; ``variables`` as they were looked for.
 
-    ``distances``: of the variables, as the load gave them. ``compiles``: it is PTX, and slow to compile.
+    ``distances``: of the variables, as the load placed them. ``compiles``: it is PTX, and slow to compile.
     """
 
     functions: tuple[FunctionInfo, ...]
@@ -62,7 +62,7 @@ def encode(description: Description) -> bytes:
 
 
 def decode_or_none(data: bytes | None) -> Description | None:
-    """The inverse of :func:`encode`; None for None, for anything else, and for what no load learns."""
+    """Decode a description: the inverse of :func:`encode`. None for None and for anything that no load makes."""
     body: Any = _decode(data, _Body)
     if body is None or any(len(attributes) != ATTRIBUTES for _, _, attributes in body.functions):
         return None
@@ -73,18 +73,18 @@ def decode_or_none(data: bytes | None) -> Description | None:
 
 
 def encode_code(code: bytes, log: str) -> bytes:
-    """Machine code that PTX was compiled to, with the compiler's log; empty: such code gives another module."""
+    """Encode machine code compiled from PTX, with the compiler's log; empty code: it would give another module."""
     return msgspec.msgpack.encode(_Code(VERSION, code, log))
 
 
 def decode_code(data: bytes) -> tuple[bytes, str] | None:
-    """The inverse of :func:`encode_code`; None for anything else."""
+    """Decode machine code: the inverse of :func:`encode_code`; None for anything else."""
     found: Any = _decode(data, _Code)
     return None if found is None else (found.code, found.log)
 
 
 def distances(variables: Iterable[GlobalVariable]) -> tuple[Distance, ...]:
-    """How the variables of a module stand to each other, in an order that follows from them."""
+    """Return the relative positions of a module's variables, in an order that follows from them."""
     found = list(variables)
     first = min((one.address for one in found), default=0)
     return tuple(sorted((one.name, one.address - first, one.size) for one in found))

@@ -1,11 +1,11 @@
 """Executable graphs on the GPU: a CUgraph of explicit nodes, instantiated, kept beside its nodes.
 
-The nodes come from :mod:`rgpu.session.objects.graphs`. Every edge is a full dependency,
+The nodes are those of :mod:`rgpu.session.objects.graphs`. Every edge is a full dependency,
 so attributes that only weaken one (programmatic serialization) are left out. A
 kernel node is a captured launch (:mod:`.nodes`).
-An update goes through ``cuGraphExec…SetParams`` where the driver allows it; one
+An update uses ``cuGraphExec…SetParams`` where the driver allows it; one
 that changes a kernel's function or attributes makes the graph anew, which
-launches given before do not notice.
+does not affect earlier launches.
 
 Sources: CUDA Driver API 13.0, "Graph Management" (an executable graph that is
 in flight when it is destroyed is freed at its completion; updates concern
@@ -46,7 +46,7 @@ class Graphs:
 
     ``use(context)``: makes the driver's context for the program's one current, and returns it.
     ``kernel(module, index)``: a function's handle and the (offset, size) of each of its parameters.
-    ``made(number, executable, nodes)``: it can be launched so from now on; ``gone(number)``: no more.
+    ``made(number, executable, nodes)``: called when a graph can be launched; ``gone(number)``: when it no longer can.
     """
 
     def __init__(self, use: Callable[[int], Any], kernel: Callable[[int, int], tuple[Any, Layout]],
@@ -55,10 +55,10 @@ class Graphs:
         self._kernel = kernel
         self._made, self._gone = made, gone
         self._execs: dict[int, _Exec] = {}
-        self._streams: dict[int, Any] = {}  #: by the driver's context: where launches are captured
+        self._streams: dict[int, Any] = {}  #: by the driver's context: streams in which launches are captured
 
     def instantiate(self, number: int, context: int, flags: int, nodes: list[Node]) -> None:
-        """Raises :class:`DeviceError` with the driver's code; then nothing is left of it."""
+        """Make an executable graph. Raises :class:`DeviceError` with the driver's code; then nothing is left of it."""
         if number in self._execs:
             raise DeviceError(f"graph {number} exists", CUDA_ERROR_INVALID_HANDLE)
         made = _Exec(context, flags, nodes)
@@ -67,13 +67,13 @@ class Graphs:
         self._made(number, made.executable, nodes)
 
     def update(self, number: int, changes: dict[int, Node]) -> None:
-        """Raises :class:`DeviceError`, or Corrupt for changes that do not fit the nodes."""
+        """Replace nodes by index. Raises :class:`DeviceError`, or Corrupt for changes that do not fit the nodes."""
         found = self._find(number)
         before, found.nodes = found.nodes, apply_changes(found.nodes, changes)
         try:
             fits = all(self._set(found, index, before[index]) for index in changes)
         except DeviceError:
-            fits = False  # the driver restricts what may change; a new graph is not restricted
+            fits = False  # the driver restricts changes; a new graph is not restricted
         if not fits:
             self._gone(number)
             self._dispose(found)
@@ -155,7 +155,7 @@ class Graphs:
         """Give one node its new parameters; False: that needs a new graph."""
         node, handle, context = found.nodes[index], found.handles[index], self._use(found.context)
         if isinstance(node, ConditionalNode):
-            return node == before  # a driver sets no parameters of these
+            return node == before  # a driver cannot change the parameters of these
         if isinstance(node, KernelNode) and isinstance(before, KernelNode):
             if (node.module, node.function, node.cooperative, node.attributes) != (
                     before.module, before.function, before.cooperative, before.attributes):

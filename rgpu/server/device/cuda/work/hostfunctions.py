@@ -2,8 +2,8 @@
 
 The stream waits on a word of pinned memory (``cuStreamWaitValue32``), never in
 a callback of the driver: while a callback runs, no other call may be made, and
-the function's answer would have to be one. An event in front of the wait says
-when the stream got there; a thread looks at these events while any is open.
+the function's answer would have to be one. An event in front of the wait shows
+when the stream got there; a thread polls these events while any is open.
 
 Source: CUDA driver API, "Stream Memory Operations". A word is used again only
 when its wait is known to be over; each use waits for a higher value, compared
@@ -11,7 +11,7 @@ cyclically by the device (CU_STREAM_WAIT_VALUE_GEQ).
 
 A function may be *released* before its ``host_function_done`` is applied
 (rgpu.server.worker.apply.lookahead): its word is written then. It stays open until that
-record comes, so that what the journal's order decides is decided by it alone.
+record is applied, so that decisions by the journal's order depend on it alone.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.session.errors import DeviceError
 
 WORDS = 4096  #: host functions that may be open at one time
-POLL = 0.00005  #: seconds between two looks
+POLL = 0.00005  #: seconds between two polls
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
 class HostFunctions:
-    """The open host functions of one device. ``is_complete(seq)`` tells when a word is free again.
+    """The open host functions of one device. ``is_complete(seq)`` returns whether a call is complete.
 
-    ``opened(whether)`` is told, at each that is opened or returns, whether any is open.
+    ``opened(whether)`` is called, at each that is opened or returns, with whether any is open.
     """
 
     def __init__(self, context: Any, is_complete: Callable[[int], bool], on_error: Callable[[int, str], None],
@@ -54,15 +54,13 @@ class HostFunctions:
         self._free: deque[int] = deque(range(WORDS))
         self._used: deque[tuple[int, int]] = deque()  #: (call, word), oldest first; free again when complete
         self._open: dict[int, int] = {}  #: call → word, until host_function_done
-        self._released: set[int] = set()  #: of the open ones, those whose stream was let go already
+        self._released: set[int] = set()  #: of the open ones, those whose stream was released already
         self._coming: list[tuple[int, Any, Done]] = []  #: (call, event in front of the wait, reached)
         self._stopped = False
         self._thread: threading.Thread | None = None
 
     def enqueue(self, seq: int, stream: Any, reached: Done) -> tuple[Any, ...]:
-        """Stop the stream at call ``seq``; returns the driver's result for the wait. The stream's context is
-        current.
-        """
+        """Stop the stream, whose context is current, at call ``seq``; returns the driver's result for the wait."""
         with self._changed:
             self._prepare()
             word = self._take()
@@ -79,7 +77,8 @@ class HostFunctions:
         return result
 
     def done(self, seq: int) -> None:
-        """The program's function has returned: the stream goes on, or does not stop if it is not there yet.
+        """Record that the program's function has returned: the stream continues, or does not stop if it is not there
+        yet.
 
         Raises DeviceError(400) for no such call.
         """
@@ -99,9 +98,9 @@ class HostFunctions:
         return call in self._open and call not in self._released
 
     def release(self, call: int) -> None:
-        """Let the stream go ahead of :meth:`done`, without a lock: others hold it inside the driver.
+        """Release the stream before :meth:`done`, without the lock, which other threads hold inside the driver.
 
-        Used while the applying thread waits, so no word is given out meanwhile.
+        Used while the applying thread waits, so no word is handed out meanwhile.
         """
         word = self._open.get(call)
         if word is not None:
@@ -110,11 +109,11 @@ class HostFunctions:
 
     @property
     def open(self) -> bool:
-        """Whether some host function was given to a stream and has not returned."""
+        """Whether some host function was submitted to a stream and has not returned."""
         return bool(self._open)
 
     def stop(self) -> None:
-        """Let every stream go and end the thread."""
+        """Release every stream and end the thread."""
         with self._changed:
             self._stopped = True
             for seq in list(self._open):

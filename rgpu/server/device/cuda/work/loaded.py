@@ -1,7 +1,7 @@
-"""The loaded modules of a session by their numbers: on which GPU each is, its functions, its variables.
+"""The loaded modules of a session by their numbers: the GPU of each, its functions, its variables.
 
-What the engine needs of them (functions to launch, variables that copies may touch) it is told here, and which GPU's
-memory a variable is. Loading and ending them is :mod:`.loading`'s.
+The engine gets from here the functions to launch and the variables that copies may touch; the GPUs get the addresses of
+their variables. :mod:`.loading` loads and ends modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAP = "a kernel used malloc: the heap of its GPU is the driver's own, and neith
 
 
 class LoadedModules:
-    """Every method that is given a number raises :class:`DeviceError` where there is no such module or function."""
+    """The table of modules. Methods raise :class:`DeviceError` for the number of no such module or function."""
 
     def __init__(self, gpus: Gpus, engine: Engine) -> None:
         self._gpus, self._engine = gpus, engine
@@ -38,7 +38,7 @@ class LoadedModules:
         return module in self._modules
 
     def add(self, module: int, loaded: Module, device: int) -> None:
-        """A module was loaded on that GPU; its context is current."""
+        """Add a module that was loaded on the GPU ``device``; its context is current."""
         self._modules[module] = loaded, device
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
         self._engine.load_functions(module, [int(function) for function in loaded.functions], sizes,
@@ -48,7 +48,7 @@ class LoadedModules:
         self._place_variables()
 
     def remove(self, module: int) -> tuple[Module, int]:
-        """The program unloads a module; returns it and the number of its GPU, where the driver still has it."""
+        """Remove a module that the program unloads; returns it, still loaded in the driver, and its GPU's number."""
         if module not in self._modules:
             raise DeviceError(f"module {module} does not exist", CUDA_ERROR_INVALID_HANDLE)
         unloaded, device = self._modules.pop(module)
@@ -64,19 +64,19 @@ class LoadedModules:
 
     # -- variables ------------------------------------------------------------------
     def variables(self) -> Iterator[tuple[int, GlobalVariable]]:
-        """(module, variable) of all variables, by the modules' numbers."""
+        """Yield (module, variable) of all variables, by the modules' numbers."""
         for number, (loaded, _) in sorted(self._modules.items(), key=lambda one: one[0]):
             for variable in loaded.table.globals:
                 yield number, variable
 
     def pins(self) -> list[str]:
-        """Why the session cannot leave its GPUs, one reason each."""
+        """Return why the session cannot leave its GPUs, one reason each."""
         pins = {pin for loaded, _ in list(self._modules.values()) for pin in loaded.pins}
         return sorted(pins | {HEAP} if self._engine.allocated() else pins)
 
     # -- functions ------------------------------------------------------------------
     def function(self, module: int, function: int) -> Any:
-        """A function's handle; its context is current."""
+        """Return a function's handle; its context is current."""
         loaded, device = self._modules.get(module, (None, 0))
         if loaded is None or function >= len(loaded.functions):
             raise DeviceError(f"module {module} has no function {function}", CUDA_ERROR_INVALID_HANDLE)
@@ -84,11 +84,11 @@ class LoadedModules:
         return loaded.functions[function]
 
     def kernel(self, module: int, function: int) -> tuple[Any, tuple[tuple[int, int], ...]]:
-        """A function and the (offset, size) of each of its parameters."""
+        """Return a function and the (offset, size) of each of its parameters."""
         return self.function(module, function), self._modules[module][0].layouts[function]
 
     def attributes(self, module: int, function: int) -> tuple[int, ...]:
-        """The attributes of a function, which is loaded for that."""
+        """Return the attributes of a function, which is loaded for that."""
         handle = self.function(module, function)
         check(driver.cuFuncLoad(handle), "cuFuncLoad")
         return modules.attributes(handle)
@@ -104,12 +104,12 @@ class LoadedModules:
         return clusters.occupancy(int(self.function(module, function)), form, grid, block, shared, cluster)
 
     def traits(self, nodes: Sequence[Node]) -> Trait:
-        """What kernels of a graph with these nodes may do; one of a module that was unloaded may have printed."""
+        """Return what kernels of a graph with these nodes may do; one of an unloaded module may have printed."""
         named = [self._modules.get(node.module) for node in every(nodes) if isinstance(node, KernelNode)]
         return functools.reduce(operator.or_, (found[0].traits if found else Trait.PRINTS for found in named), Trait(0))
 
     def describe(self, launched: tuple[int, int] | None) -> str:
-        """What the engine's launch was: "a graph", "kernel NAME"; empty where that is not known."""
+        """Return a description of the engine's launch: "a graph", "kernel NAME"; empty where it is not known."""
         if launched is None:
             return ""
         number, function = launched

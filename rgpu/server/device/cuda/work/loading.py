@@ -1,8 +1,8 @@
 """When and where modules are loaded, and when the driver unloads them.
 
-Where: at the addresses that the driver finds with the worker's own mappings out of its way (:class:`.Placing`), and in
-a rebuild at those where the variables stood before, as far as that can be had (:func:`.steer`). When they end: not
-while a stream may stand at a host function.
+Where: at the addresses that the driver chooses while the worker's own mappings are out of its way (:class:`.Placing`),
+and in a rebuild at the former addresses of the variables, as far as possible (:func:`.steer`). When they end: not while
+a stream may wait at a host function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE_SECONDS = 2.0  #: that a load in a replay waits for work under way before i
 class Loading:
     """Loads modules on a session's GPUs. Every method raises :class:`DeviceError`.
 
-    ``drain(seconds)``: whether nothing is under way, soon.
+    ``drain(seconds)``: returns whether all work completed within that time.
     """
 
     def __init__(self, gpus: Gpus, loader: Loader, placing: Placing, host_functions: HostFunctions,
@@ -43,7 +43,7 @@ class Loading:
                          self._fillers(device), self._is_idle)
 
     def _is_idle(self) -> bool:
-        """Whether nothing is under way, soon, and no stream may stand at a host function."""
+        """Whether the device is idle within IDLE_SECONDS, and no stream may wait at a host function."""
         return not self._host_functions.open and self._drain(IDLE_SECONDS)
 
     def _fillers(self, number: int) -> Fillers:
@@ -62,7 +62,7 @@ class Loading:
 class Endings:
     """Modules that the program has unloaded and the driver not yet. Methods raise :class:`DeviceError`.
 
-    ``going()``: what has their memory go while nobody else reads it.
+    ``going()``: a context in which memory may be unmapped, since no other thread reads it.
     """
 
     def __init__(self, gpus: Gpus, host_functions: HostFunctions,
@@ -71,15 +71,15 @@ class Endings:
         self._waiting: list[tuple[Module, int]] = []  #: the module, the number of its GPU
 
     def add(self, module: Module, device: int) -> None:
-        """The program has unloaded it."""
+        """Add a module that the program has unloaded."""
         self._waiting.append((module, device))
         self.end()
 
     def end(self) -> None:
-        """End what was unloaded, unless a stream may stand at a host function.
+        """End the unloaded modules, unless a stream may wait at a host function.
 
-        The driver waits for the device then, and the device for host_function_done, which comes later in the
-        journal. So the place is decided by the journal alone, and is the same in a replay.
+        The driver then waits for the device, and the device for host_function_done, which follows in the
+        journal. So the moment is decided by the journal alone, and is the same in a replay.
         """
         while self._waiting and not self._host_functions.open:
             with self._going():

@@ -1,12 +1,12 @@
-"""Modules and libraries on the GPU: load, and learn everything that a client may ask about them.
+"""Modules and libraries on the GPU: loads them, and reads everything that a client may query.
 
-A module binary goes to the driver as it came (cubin, fat binary, PTX), with the
+A module binary is passed to the driver unchanged (cubin, fat binary, PTX), with the
 program's JIT options; where the program used a library it is loaded as one. Its
-variables come from the module binary (:mod:`.binaries`), their addresses from the driver
+variables are read from the module binary (:mod:`.binaries`), their addresses from the driver
 or, for those that the driver does not name, from their section. A variable
 whose address cannot be found pins the session (SEMANTICS 12): ``Module.pins``.
 
-What a load learned is kept for the next one of the same binary (:mod:`.described`).
+The description that a load makes is kept for the next load of the same binary (:mod:`.described`).
 Machine code that PTX was compiled to is kept, too, and loaded in its place where
 it gives the same kernels and variables in the same places; the order of the table
 stays that of the first load, by which journals name kernels.
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 FUNCTION_ATTRIBUTES = 16
 LOG_BYTES = 16384
 CUDA_ERROR_INVALID_VALUE = 1
-QUICK = 0.02  #: s; what the driver compiles in less is not worth keeping
+QUICK = 0.02  #: s; code that the driver compiles faster is not worth keeping
 _OPTION = struct.Struct("<iq")
 _ERROR_LOG, _ERROR_SIZE, _INFO_LOG, _INFO_SIZE = (
     int(option) for option in (
@@ -58,7 +58,7 @@ class Module:
     table: ModuleTable
     layouts: list[tuple[tuple[int, int], ...]]
     library: Any = None
-    traits: Trait = Trait(0)  #: what some kernel of it may do
+    traits: Trait = Trait(0)  #: what its kernels may do
     pins: list[str] = field(default_factory=list)
 
 
@@ -118,13 +118,13 @@ class Loader:
         return made, text
 
     def _key(self, binary: bytes, options: bytes) -> bytes:
-        """What a module's description and machine code follow from."""
+        """Return the key of everything that determines a module's description and machine code."""
         facts = struct.pack("<III", *self.capability, self.driver_version)
         loading = os.environ.get("CUDA_MODULE_LOADING", "").encode()  # lazy: attributes are known later
         return derived_format.key(b"module 2", self.notes.digest or blake3(binary).digest(), options, facts, loading)
 
     def _describe(self, made: Module, binary: bytes, options: bytes, key: bytes, slow: bool) -> None:
-        """Learn everything of a module from its binary and the driver, and keep it."""
+        """Describe a module from its binary and the driver, and keep the description."""
         with self.notes.stage("unpack"):
             part = binaries.chosen(binary, self.capability)
             made.traits = binaries.traits(part)
@@ -142,13 +142,13 @@ class Loader:
             return
         self.notes.described = False
         compiles = slow and binaries.is_ptx(part)
-        if compiles and cubins and not options:  # it was compiled without any
+        if compiles and cubins and not options:  # it was compiled without options
             self.kept.keep(derived_format.COMPILED, key, described.encode_code(cubins[0], ""))
         self.kept.keep(derived_format.DESCRIPTION, key, described.encode(Description(
             made.table.functions, tuple(wanted), described.distances(made.table.globals), made.traits, compiles)))
 
     def _describe_as(self, made: Module, known: Description) -> bool:
-        """Describe a module as it was before; False where the driver gives other kernels now."""
+        """Describe a module by a kept description; False where the driver gives other kernels now."""
         with self.notes.stage("describe"):
             functions = _functions(made.handle)
             if [_name(function) for function in functions] != [info.name for info in known.functions]:
@@ -167,7 +167,7 @@ class Loader:
     # -- machine code in the place of PTX -------------------------------------------------
     def _load_compiled(self, key: bytes, binary: bytes, options: bytes, library: bool,
                        known: Description) -> tuple[Module, str] | None:
-        """Load what the PTX was compiled to, compiling it first where that is not kept; None: it has to be loaded."""
+        """Load the PTX's machine code, compiling it first where none is kept; None: the PTX itself has to be loaded."""
         data = self.kept.get(derived_format.COMPILED, key)
         code = described.decode_code(data) if data is not None else None
         self.notes.compiled = code is not None
@@ -201,7 +201,7 @@ class Loader:
         return None
 
     def _same(self, made: Module, cubin: bytes, known: Description) -> bool:
-        """Describe what was compiled in the order of the text's own load; False where it is not the same module."""
+        """Describe compiled code in the order of the text's own load; False where it is not the same module."""
         with self.notes.stage("describe"):
             by_name = {_name(function): function for function in _functions(made.handle)}
             if len(by_name) != len(known.functions) or any(info.name not in by_name for info in known.functions):
@@ -216,7 +216,7 @@ class Loader:
 
 
 def _load(code: bytes, options: bytes, library: bool) -> tuple[Module, str]:
-    """Have the driver load it; nothing is described yet. Raises :class:`DeviceError` with the JIT's log."""
+    """Load code by the driver; nothing is described yet. Raises :class:`DeviceError` with the JIT's log."""
     jit = _Jit(options)
     libcuda = ctypes.CDLL("libcuda.so.1")
     handle, owner = ctypes.c_void_p(), ctypes.c_void_p()
@@ -234,7 +234,7 @@ def _load(code: bytes, options: bytes, library: bool) -> tuple[Module, str]:
 
 
 def unload(module: Module) -> None:
-    """End the module. Raises :class:`DeviceError`."""
+    """End a module. Raises :class:`DeviceError`."""
     if module.library is not None:
         check(driver.cuLibraryUnload(module.library), "cuLibraryUnload")
     else:
@@ -249,7 +249,7 @@ def _functions(handle: Any) -> list[Any]:
 
 
 def _describe(module: Module, code: bytes, compiled: Callable[[bytes], bytes]) -> list[Variable]:
-    """Fill in everything by asking; returns the variables that were looked for. ``compiled``: PTX to a cubin."""
+    """Fill in everything from the driver; returns the variables that were looked for. ``compiled``: PTX to a cubin."""
     module.functions = _functions(module.handle)
     infos = tuple(_function(function) for function in module.functions)
     variables, unknown, wanted = _variables(module.handle, code, compiled)
@@ -266,11 +266,11 @@ def _fill(module: Module, infos: tuple[FunctionInfo, ...], variables: list[Globa
 
 def _variables(handle: Any, code: bytes, compiled: Callable[[bytes], bytes] | None
                ) -> tuple[list[GlobalVariable], list[str], list[Variable]]:
-    """The module's variables, the names of those that cannot be found, and all that were looked for."""
+    """Return the module's variables, the names of those that cannot be found, and all that were looked for."""
     wanted = binaries.variables(code)
     told = _told(handle, {variable.name for variable in wanted})
     if compiled is not None and not binaries.is_cubin(code) and any(v.name not in told for v in wanted):
-        # PTX does not say where a variable goes, nor which ones the compiler drops: the cubin does.
+        # PTX has no addresses of variables, and does not show which ones the compiler drops: the cubin does.
         wanted = binaries.variables(compiled(code))
         told = _told(handle, {variable.name for variable in wanted})
     placed, unknown = binaries.place(wanted, told)
@@ -289,7 +289,7 @@ def _is_managed(address: int) -> bool:
 
 
 def _linked(text: bytes, options: bytes) -> tuple[bytes, str]:
-    """The cubin that the driver's compiler makes of PTX text, and its log. Raises :class:`DeviceError`."""
+    """Return the cubin that the driver's compiler makes of PTX text, and its log. Raises :class:`DeviceError`."""
     jit, libcuda = _Jit(options), ctypes.CDLL("libcuda.so.1")
     state, pointer, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
     result = libcuda.cuLinkCreate_v2(jit.count, jit.names, jit.values, ctypes.byref(state))
@@ -325,7 +325,7 @@ def link(inputs: Sequence[tuple[int, str, bytes]]) -> bytes:
 
 
 def _told(handle: Any, names: set[str]) -> dict[str, tuple[int, int]]:
-    """Where the driver says variables are; those that it does not name (local, removed) are left out."""
+    """Return the variables' addresses that the driver reports; it does not name local and removed variables."""
     told = {}
     for name in sorted(names):
         error, address, size = driver.cuModuleGetGlobal(handle, name.encode())
@@ -352,7 +352,7 @@ def _name(function: Any) -> str:
 
 
 def attributes(function: Any) -> tuple[int, ...]:
-    """CUfunction_attribute 0…15. −1: the driver says so only once the function is loaded (cuFuncLoad)."""
+    """Return CUfunction_attribute 0…15; −1: the driver reports it only once the function is loaded (cuFuncLoad)."""
     values = []
     for number in range(FUNCTION_ATTRIBUTES):
         error, value = driver.cuFuncGetAttribute(driver.CUfunction_attribute(number), function)

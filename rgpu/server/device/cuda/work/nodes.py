@@ -1,16 +1,16 @@
 """Kernel nodes of a graph, made by captured launches.
 
-Not by ``cuGraphAddKernelNode``: that judges the shape of a launch before it
-has heard of its cluster. What a captured launch needs, and a plain one does
-not have to mind:
+Not by ``cuGraphAddKernelNode``: that checks the shape of a launch before it
+has received the cluster dimensions. A captured launch has two needs that a
+plain one does not have:
 
 * Parameters are given one by one, as the CUDA runtime gives them: a packed
   buffer (CU_LAUNCH_PARAM_BUFFER_POINTER) has to fit the 4 KiB that kernel
   parameters had before CUDA 12.1, and PyTorch's optimizers use more.
 * The function's attributes may have changed since the program captured the
   launch (a library sets the shared memory it needs before each launch, and a
-  rebuilt session knows the last value only). What the node needs is allowed
-  for the time of the launch, and given back.
+  rebuilt session has the last value only). The values that the node needs are
+  set for the time of the launch, then restored.
 
 Sources: CUDA Driver API 13.0, "Execution Control" (CUlaunchConfig,
 CUfunction_attribute), "Graph Management" (CUDA_KERNEL_NODE_PARAMS_v2,
@@ -37,10 +37,10 @@ Layout = tuple[tuple[int, int], ...]  #: (offset, size) in bytes of each paramet
 CUDA_ERROR_INVALID_VALUE = 1
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _COOPERATIVE, _CLUSTER = 2, 4  # CUlaunchAttributeID
-#: CUlaunchAttributeID of what a kernel node takes; others concern streams, or weaken edges.
+#: CUlaunchAttributeIDs that apply to a kernel node; others concern streams, or weaken edges.
 _OF_NODES = frozenset({1, _COOPERATIVE, _CLUSTER, 5, 8, 9, 10, 11, 14})
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
-_PORTABLE = 8  #: blocks of a cluster that need no permission
+_PORTABLE = 8  #: blocks of a cluster that need no attribute
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -70,9 +70,9 @@ class _Parameters:
 
 
 def capture(graph: Any, stream: Any, before: list[Any], function: Any, layout: Layout, node: KernelNode) -> Any:
-    """Add the node behind ``before``, by way of a stream of no other use; returns the CUgraphNode.
+    """Add the node behind ``before``, through a stream that has no other use; returns the CUgraphNode.
 
-    Raises :class:`DeviceError`, saying everything about a launch that the driver refuses.
+    Raises :class:`DeviceError`, with all parameters of a launch that the driver refuses.
     """
     handle = ctypes.c_void_p(int(stream))
     nodes = (ctypes.c_void_p * max(1, len(before)))(*map(int, before))
@@ -134,7 +134,7 @@ def _last_node(stream: ctypes.c_void_p) -> Any:
 
 @contextlib.contextmanager
 def _permitted(function: Any, node: KernelNode) -> Iterator[None]:
-    """The function's attributes allow what the node was captured with."""
+    """Let the function's attributes allow the node's launch; restored at the end."""
     wanted = {_MAX_DYNAMIC_SHARED: node.shared, _NON_PORTABLE_CLUSTER: int(_cluster_blocks(node) > _PORTABLE)}
     changed = {}
     for attribute, least in wanted.items():
@@ -155,12 +155,12 @@ def _attribute(function: Any, number: int) -> int | None:
 
 
 def _set(function: Any, number: int, value: int) -> None:
-    """What the driver does not allow shows at the launch."""
+    """Set an attribute; a refusal shows at the launch."""
     driver.cuFuncSetAttribute(function, driver.CUfunction_attribute(number), value)
 
 
 def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
-    """(CUlaunchAttributeID, 64 bytes of value) of what a node takes."""
+    """Return (CUlaunchAttributeID, 64 bytes of value) of the attributes that a node takes."""
     found = [(identity, value) for identity, value in _given(node) if identity in _OF_NODES]
     if node.cooperative:
         found.append((_COOPERATIVE, struct.pack("<i60x", 1)))
@@ -168,7 +168,7 @@ def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
 
 
 def _given(node: KernelNode) -> list[tuple[int, bytes]]:
-    """All that the program gave."""
+    """Return all attributes that the program gave."""
     return [(struct.unpack_from("<i", node.attributes, at)[0], node.attributes[at + 8:at + ATTRIBUTE_SIZE])
             for at in range(0, len(node.attributes), ATTRIBUTE_SIZE)]
 
@@ -179,7 +179,7 @@ def _cluster_blocks(node: KernelNode) -> int:
 
 
 def _describe(function: Any, layout: Layout, node: KernelNode) -> str:
-    """Everything that a driver may dislike about a launch."""
+    """Return all parameters of a launch that a driver may refuse."""
     error, name = driver.cuFuncGetName(function)
     attributes = ", ".join(f"{identity}={value[:16].hex()}" for identity, value in _given(node)) or "none"
     known = {each: _attribute(function, each) for each in range(16)}

@@ -1,15 +1,15 @@
-"""What kernels of the ``cuda`` device print: the driver writes it to this process's standard output.
+"""Text that kernels of the ``cuda`` device print: the driver writes it to this process's standard output.
 
-So a worker makes its standard output a memory file before the driver is
-loaded: writing to it never waits, however much a kernel prints; what was taken
+Therefore a worker makes its standard output a memory file before the driver is
+loaded: writing to it never waits, however much a kernel prints; text that was taken
 is punched out of it. Positions in the file only grow.
 
 The driver prints when something of the context synchronises (CUDA C++
-Programming Guide, "Formatted Output"). The session's own work is never waited
-for here (the engine looks at markers), so :meth:`Printed.flush` synchronises a
-stream that has nothing to do. That may meet a lock that another call of the
-driver holds while it waits for the device. So a thread of its own does it, and
-nobody waits for that longer than :data:`PATIENCE`. It is done only where kernels
+Programming Guide, "Formatted Output"). This module never waits for the session's own
+work (the engine polls markers), so :meth:`Printed.flush` synchronises a
+stream that has no work. That may meet a lock that another call of the
+driver holds while it waits for the device. Therefore a separate thread does it, and
+:meth:`Printed.flush` waits for that no longer than :data:`PATIENCE`. It is done only where kernels
 that may print were launched since it was last done with all work complete.
 """
 
@@ -35,35 +35,35 @@ _PUNCH = 0x01 | 0x02  #: FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class CapturedStdout:
-    """Descriptor 1 as a memory file. Make it before anything that prints is loaded; it stays for good."""
+    """Descriptor 1 as a memory file. Made before anything that prints is loaded; it lasts until the process ends."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Redirect descriptor 1. Raises OSError."""
         sys.stdout.flush()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         self._stdout = ctypes.c_void_p.in_dll(self._libc, "stdout")
         self._libc.fflush(self._stdout)
-        #: where this process's output went before, for a tool that still has to say something there
+        #: this process's former output, for a tool that still has to write there
         self.former = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
         self._fd = os.memfd_create("rgpu-printed", os.MFD_CLOEXEC)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(self._fd, 1, inheritable=False)
-        sys.stdout = sys.stderr  # what Python code prints is for the log, never for the program
+        sys.stdout = sys.stderr  # output of Python code is for the log, never for the program
         self._taken = 0  #: position
         self._punched = 0
 
     @property
     def waiting(self) -> int:
-        """Bytes that :meth:`take` has; those in the C library's buffer are not among them."""
+        """Bytes available to :meth:`take`; those in the C library's buffer are not among them."""
         return os.fstat(self._fd).st_size - self._taken
 
     def flush(self) -> None:
-        """The C library's buffer."""
+        """Write out the C library's buffer."""
         self._libc.fflush(self._stdout)
 
     def take(self, most: int) -> bytes:
-        """One thread at a time."""
+        """Take ``most`` bytes at most. One thread at a time."""
         data = os.pread(self._fd, most, self._taken)
         self._taken += len(data)
         whole = self._taken // BLOCK * BLOCK
@@ -79,7 +79,7 @@ class Printed:
     holds_stdout = True
 
     def __init__(self, stdout: CapturedStdout, contexts: Sequence[Any], engine: Engine) -> None:
-        """The first context is current in this thread, then too. Raises :class:`DeviceError`."""
+        """Make a stream on each GPU; the first context is and stays current. Raises :class:`DeviceError`."""
         self._stdout, self._engine = stdout, engine
         self.former = stdout.former
         self._streams: list[tuple[Any, Any]] = []  #: (context, stream) of each GPU
@@ -90,15 +90,15 @@ class Printed:
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         self._changed = threading.Condition()
         self._asked = self._done = 0
-        #: the count when it was last asked for with all work complete: since then nothing was printed if it stands
+        #: the count of launches at the last flush with all work complete: while it is unchanged, nothing was printed
         self._settled = 0
-        self._stuck = False  #: the thread did not come back in time
+        self._stuck = False  #: the thread did not finish in time
         self._stopped = False
         self._thread: threading.Thread | None = None
         self.printing = False
 
     def loaded(self) -> None:
-        """A module whose kernels may print was loaded."""
+        """Note that a module whose kernels may print was loaded."""
         self.printing = True
 
     @property
@@ -113,7 +113,7 @@ class Printed:
         """Have the driver write out what kernels printed, if any may have since the last time."""
         if not self.printing:
             return
-        count = int(self._engine.printing_launches())  # odd: a launch is being given
+        count = int(self._engine.printing_launches())  # odd: a launch is being submitted
         if count == self._settled:
             return
         still = not count % 2 and self._idle()
@@ -121,11 +121,11 @@ class Printed:
             self._settled = count
 
     def _idle(self) -> bool:
-        """No work of the session is unfinished."""
+        """Whether no work of the session is unfinished."""
         return bool(self._engine.drain(0))
 
     def _ask(self) -> bool:
-        """Have the driver print what it has; False: it did not come back in time."""
+        """Make the driver print its buffers; False: that did not finish in time."""
         with self._changed:
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="cuda-printed", daemon=True)
@@ -159,7 +159,7 @@ class Printed:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Close it, on a device that is drained."""
+        """Free the streams, on a device that is drained."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""Completion on the GPU for those who call the device from Python: the native engine tells, a thread calls back.
+"""Completion on the GPU for calls from Python: the native engine reports it, a thread calls back.
 
-The engine (:mod:`rgpu.server.device.cuda.engine`) knows what is complete. Work that Python gave to a
-stream itself is named to it with :meth:`Completion.submitted`; who wants to
-know when a stream gets to a point uses :meth:`Completion.mark`.
+The engine (:mod:`rgpu.server.device.cuda.engine`) tracks what is complete. Work that Python
+submitted to a stream itself is reported to it with :meth:`Completion.submitted`;
+:meth:`Completion.mark` calls back when a stream gets to a point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-CALLBACK_POLL = 1.0  #: seconds between two looks whether the device closes
+CALLBACK_POLL = 1.0  #: seconds between two checks whether the device closes
 
 
 @dataclass
@@ -33,7 +33,7 @@ class StreamState:
 
 
 class Completion:
-    """The streams by number, and what is to be called when their work is complete."""
+    """The streams by number, and the callbacks for when their work is complete."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,26 +49,26 @@ class Completion:
         self._thread.start()
 
     def add(self, number: int, handle: Any, context: int, device: int = 0) -> None:
-        """``context``: the driver's, in which the stream was made; ``device``: the session's number."""
+        """Add a stream. ``context``: the driver's, in which it was made; ``device``: the session's number."""
         self.streams[number] = StreamState(handle, device)
         self._engine.add_stream(number, int(handle), context)
 
     def remove(self, number: int) -> None:
-        """Its work still runs to its end."""
+        """Remove a stream; its work still runs to its end."""
         del self.streams[number]
         self._engine.remove_stream(number)
 
     def submitted(self, stream: int, seq: int) -> None:
-        """The caller gave work of call ``seq`` to the stream."""
+        """Record that the caller submitted work of call ``seq`` to the stream."""
         self._engine.submitted(stream, seq)
 
     def expect(self, seq: int, done: Done) -> None:
-        """``done`` gets the answer of the engine's next call ``seq``."""
+        """Let ``done`` receive the answer of the engine's next call ``seq``."""
         with self._lock:
             self._actions.setdefault(seq, []).append(done)
 
     def unexpect(self, seq: int) -> None:
-        """The engine refused that call."""
+        """Drop the last :meth:`expect` of a call that the engine refused."""
         with self._lock:
             if actions := self._actions.get(seq):
                 actions.pop()
@@ -76,7 +76,7 @@ class Completion:
                     del self._actions[seq]
 
     def mark(self, stream: int | None, seq: int, action: Callable[[int], None]) -> None:
-        """Run ``action(CUresult)`` when all given to the stream (None: to any) so far is complete; is work ``seq``.
+        """Run ``action(CUresult)`` when all work of the stream (None: of any) so far is complete; as work ``seq``.
 
         Raises :class:`DeviceError` for an unknown stream.
         """
@@ -86,12 +86,12 @@ class Completion:
             raise DeviceError(f"stream {stream} does not exist", result)
 
     def mark_context(self, context: int, seq: int, action: Callable[[int], None]) -> None:
-        """The same for all streams of one of the driver's contexts."""
+        """Run ``action(CUresult)`` when the work so far of all streams of one of the driver's contexts is complete."""
         self.expect(seq, lambda result, data: action(result))
         self._engine.mark_context(context, seq)
 
     def on_progress(self, notify: Callable[[], None]) -> None:
-        """``notify()`` whenever progress was made; for those who do not take the engine's answers themselves."""
+        """Call ``notify()`` whenever progress was made; for callers that do not take the engine's answers."""
 
         def watch() -> None:
             while not self._stopped:
@@ -103,7 +103,7 @@ class Completion:
             self._watcher.start()
 
     def stop(self) -> None:
-        """Stop watching; waits for its threads."""
+        """Stop watching, and wait for the threads."""
         self._stopped = True
         self._engine.stop()
         for thread in (self._thread, self._watcher):

@@ -1,7 +1,7 @@
-"""``cuTensorMapEncode*`` on the server: the arguments as the client packed them, the driver's 128 bytes back.
+"""``cuTensorMapEncode*`` on the server: takes the arguments as the client packed them, returns the driver's 128 bytes.
 
 The layout of the packed arguments is in docs/developers/devices.md ("Tensor maps").
-They come from the client: their length is checked against the rank before
+The client sent them: their length is checked against the rank before
 anything is read.
 """
 
@@ -46,7 +46,7 @@ class Reader:
 
 
 def arguments_of(form: int, data: bytes) -> list[Any]:
-    """The C arguments behind ``tensorMap``, in order. Pure. Raises :class:`DeviceError`."""
+    """Return the C arguments behind ``tensorMap``, in order. Pure. Raises :class:`DeviceError`."""
     read = Reader(data)
     if form not in (TILED, IM2COL, IM2COL_WIDE):
         raise DeviceError(f"there is no tensor map of form {form}", CUDA_ERROR_INVALID_VALUE)
@@ -70,7 +70,7 @@ def arguments_of(form: int, data: bytes) -> list[Any]:
 
 
 def encode(form: int, data: bytes) -> bytes:
-    """The descriptor. Raises :class:`DeviceError` with the driver's result. The context is current."""
+    """Return the descriptor. Raises :class:`DeviceError` with the driver's result. The context is current."""
     room = ctypes.create_string_buffer(DESCRIPTOR + ALIGNMENT)
     at = ctypes.addressof(room) + -ctypes.addressof(room) % ALIGNMENT
     libcuda = ctypes.CDLL("libcuda.so.1")

@@ -1,9 +1,9 @@
-"""When the GPU did the work of a call, by two timing events around it.
+"""Measures when the GPU did the work of a call, by two timing events around it.
 
-An event is recorded in front of the work and behind it, in its stream, so the span holds also what the GPU does between
-the two and the work itself: about a microsecond. Times are brought to the host's monotonic clock by a *base*: an
-event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it (the
-shortest of a few).
+An event is recorded in front of the work and behind it, in its stream, so the span also includes what the GPU does
+between the events and the work itself: about a microsecond. Times are converted to the host's monotonic clock by a
+*base*: an event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it
+(the shortest of a few).
 ``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats,
 so a new base is made once the last is a second old.
 """
@@ -24,31 +24,31 @@ from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
 from rgpu.session.objects.spans import CALL, Span
 
-BASE_SECONDS = 1.0  #: of age at most
+BASE_SECONDS = 1.0  #: maximum age
 BASE_WIDTH = 20_000  #: ns between the bounds of a base that is good enough
 BASE_EVENTS = 8  #: for one base at most
-POLL = 0.00005  #: seconds between two looks
+POLL = 0.00005  #: seconds between two polls
 CUDA_ERROR_NOT_READY = 600
 
 
 class Brought:
-    """Joins the times of a copy to the host with its bytes, which come from another thread."""
+    """Joins the times of a copy to the host with its bytes, which another thread delivers."""
 
     def __init__(self, done: TimesDone) -> None:
         self._done = done
         self._lock = threading.Lock()
         self._times: tuple[int, Sequence[Span]] | None = None
         self._bytes: tuple[int, Any] | None = None
-        self.expected = False  #: bytes will come
+        self.expected = False  #: bytes will follow
 
     def times(self, result: int, spans: Sequence[Span], data: Any) -> None:
-        """The times are known."""
+        """Take the times."""
         with self._lock:
             self._times = (result, spans)
         self._tell()
 
     def bytes(self, result: int, data: Any) -> None:
-        """The bytes are there: in the place of the copy's own done()."""
+        """Take the bytes, in place of the copy's own done()."""
         with self._lock:
             self._bytes = (result, data)
         self._tell()
@@ -64,7 +64,7 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A timed call that is under way. ``first``, ``last``: around it; ``base``: what it is timed from, and its time."""
+    """A timed call that is under way. ``first``, ``last``: around it; ``base``: its base event, and that one's time."""
 
     first: Any
     last: Any
@@ -75,14 +75,14 @@ class _Open:
 class Timings:
     """The timed calls of one GPU's context.
 
-    A stream's calls end in their order, so of each only the oldest is asked about, however many are under way.
+    A stream's calls end in their order, so only the oldest of each stream is polled, however many are under way.
     """
 
     def __init__(self, context: Any, engine: Engine) -> None:
         self._context, self._engine = context, engine
         self._changed = threading.Condition()
         self._open: dict[int, deque[_Open]] = {}  #: by the stream's handle
-        self._events: list[Any] = []  #: to be recorded again
+        self._events: list[Any] = []  #: free ones, to be recorded again
         self._base: tuple[Any, int] | None = None  #: (event, ns)
         self._stream: Any = None
         self._stopped = False
@@ -90,9 +90,9 @@ class Timings:
         self._thread: threading.Thread | None = None
 
     def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
-        """Do ``work``, which gives the stream its work; ``done`` is told. The stream's context is current."""
+        """Do ``work``, which submits the stream's work; ``done`` gets its times. The stream's context is current."""
         base, first, last = self._fresh_base(), self._event(), self._event()
-        check(driver.cuEventRecord(first, stream), "cuEventRecord")  # again by the engine, where it gives the work
+        check(driver.cuEventRecord(first, stream), "cuEventRecord")  # again by the engine, where it submits the work
         self._engine.time(int(first), int(last))
         try:
             work()
@@ -108,12 +108,12 @@ class Timings:
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Whether every call was answered, within so many seconds."""
+        """Whether every call was answered within so many seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open and not self._answering, seconds)
 
     def stop(self) -> None:
-        """End the thread; what is open is never answered."""
+        """End the thread; open calls are never answered."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -130,11 +130,12 @@ class Timings:
         return self._base
 
     def _bounds(self, event: Any) -> tuple[int, int]:
-        """Record ``event`` now; (earliest, latest) ns at which the GPU can have reached it.
+        """Record ``event`` now; returns (earliest, latest) ns at which the GPU can have reached it.
 
-        Each event lies between the moments in front of its record and behind the wait for it. A processor that others
-        use makes that wide, so more follow the first, each with its distance from it, until the bounds that all give
-        are ``BASE_WIDTH`` apart, ``BASE_EVENTS`` at most (Cristian, "Probabilistic clock synchronization", 1989).
+        Each event lies between the moments in front of its record and behind the wait for it. On a processor that other
+        threads use that interval is wide, so more events follow the first, each with its distance from it, until the
+        bounds that all give are ``BASE_WIDTH`` apart, ``BASE_EVENTS`` at most (Cristian, "Probabilistic clock
+        synchronization", 1989).
         """
         earliest, latest = self._awaited(event)
         for _ in range(BASE_EVENTS - 1):
@@ -157,8 +158,8 @@ class Timings:
         return before, time.monotonic_ns()
 
     def _placed(self, event: Any, earliest: int, latest: int) -> int:
-        """When the GPU reached ``event``, ns: between the two, and there as far behind the base before it as the GPU
-        says, for times of before and behind it to stay in the GPU's order.
+        """Return when the GPU reached ``event``, ns: between the bounds, and there as far behind the base before it as
+        the GPU measured, so that times before and after it stay in the GPU's order.
         """
         if self._base is None:
             return (earliest + latest) // 2
@@ -192,7 +193,7 @@ class Timings:
                 time.sleep(POLL)
 
     def _answer(self, calls: deque[_Open]) -> int:
-        """Answer those of a stream that have ended; how many."""
+        """Answer the calls of a stream that have ended; returns how many."""
         count = 0
         while calls and int(driver.cuEventQuery(calls[0].last)[0]) != CUDA_ERROR_NOT_READY:
             call = calls.popleft()
@@ -202,12 +203,12 @@ class Timings:
         return count
 
     def _span(self, call: _Open) -> tuple[int, Sequence[Span]]:
-        """(CUresult, the one span)."""
+        """Return (CUresult, the one span)."""
         event, base = call.base
         try:
             after = check(driver.cuEventElapsedTime(event, call.first), "cuEventElapsedTime")
             length = check(driver.cuEventElapsedTime(call.first, call.last), "cuEventElapsedTime")
-        except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be asked
+        except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be queried
             return int(getattr(error, "result", 999)), ()
         self._events += [call.first, call.last]
         start = base + int(after * 1e6)

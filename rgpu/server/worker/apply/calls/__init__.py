@@ -1,1 +1,1 @@
-"""What each wire call does to the device: a method named like the call, in a class for each kind of object."""
+"""The effect of each wire call on the device: a method named like the call, in a class for each kind of object."""

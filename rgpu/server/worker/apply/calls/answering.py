@@ -1,4 +1,4 @@
-"""How a call that was applied is answered."""
+"""Answers to calls that were applied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnswerCallback = Callable[[int, int, bytes, Any], None]
 
 
 class Answers:
-    """Where answers go; ``answer`` is replaced while calls are applied whose answers nobody awaits."""
+    """The sink of answers; ``answer`` is replaced while calls are applied whose answers are not to be sent."""
 
     def __init__(self, answer: AnswerCallback) -> None:
         self.answer = answer
@@ -30,7 +30,7 @@ class Answers:
         self.answer(record.seq, CUDA_SUCCESS, decoders.encode_reply(call, **values), payload)
 
     def when_done(self, record: Record) -> Callable[[int, Any], None]:
-        """Return what answers a call with a result and bytes, for the device to call when the work is complete."""
+        """Return a function that answers a call with a result and bytes, which the device calls on completion."""
         seq = record.seq
 
         def done(result: int, data: Any) -> None:
@@ -40,7 +40,7 @@ class Answers:
 
 
 def read(decode: Callable[[Any], Any], data: Any, record: Record) -> Any:
-    """Decode what a call carries. Raises :class:`DeviceError` INVALID_VALUE with its position, where it does not."""
+    """Decode what a call contains. Raises :class:`DeviceError` INVALID_VALUE with its position if that fails."""
     try:
         return decode(data)
     except Corrupt as error:

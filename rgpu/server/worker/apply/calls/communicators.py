@@ -18,8 +18,8 @@ class CommunicatorCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
-        self.given = Given("")  #: told what this session's ranks give; until the session is known: nobody asks
-        self.gave: Callable[[], None] = lambda: None  #: called behind each group with ranks in other sessions
+        self.given = Given("")  #: counts the collectives that this session's ranks submit; replaced by the runtime's
+        self.gave: Callable[[], None] = lambda: None  #: called after each group with ranks in other sessions
 
     def communicator_create(self, record: Record, args: Any) -> None:
         """Make one rank of a communicator."""
@@ -35,11 +35,11 @@ class CommunicatorCalls:
         self.given.destroyed(args.communicator, bool(args.abort))
 
     def collective_group(self, record: Record, args: Any) -> None:
-        """Give a group of collectives to its streams. Raises :class:`DeviceError`, also for what does not decode."""
+        """Submit a group of collectives to its streams. Raises :class:`DeviceError`, also where it does not decode."""
         operations = read(collectives.decode, args.operations, record)
         if operations[0].stream != args.stream:
             raise DeviceError(f"stream {args.stream} is not the first operation's", CUDA_ERROR_INVALID_VALUE)
-        shared = self.given.gave(operations)  # before it is given: a device may have this wait for what is behind it
+        shared = self.given.gave(operations)  # before the submission: a device may block there for later collectives
         self._device.collectives(record.seq, operations)
         if shared:
             self.gave()

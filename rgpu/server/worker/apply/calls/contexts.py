@@ -18,17 +18,17 @@ class ContextCalls:
         self._devices: dict[int, int] = {}  #: context → its device
 
     def device_of(self, context: int) -> int:
-        """The device that a context is of; 0 for one that is not known."""
+        """Return the device of a context; 0 for an unknown context."""
         return self._devices.get(context, 0)
 
     def session_open(self, record: Record, args: Any) -> None:
-        """The environment matters to contexts made later; the cpu device needs none of it."""
+        """Do nothing: the environment matters to contexts made later, and the cpu device needs none of it."""
 
     def completed(self, record: Record, args: Any) -> None:
-        """Order only: the worker has waited already."""
+        """Do nothing: the record orders calls, and the worker has waited already."""
 
     def applied(self, record: Record, args: Any) -> None:
-        """Answer: what comes before was applied."""
+        """Answer that all calls before were applied."""
         self._answers.reply(record, "applied")
 
     def context_create(self, record: Record, args: Any) -> None:
@@ -46,7 +46,7 @@ class ContextCalls:
         self._device.set_limit(args.context, args.limit, args.value)
 
     def context_flags(self, record: Record, args: Any) -> None:
-        """Scheduling flags concern the waiting thread, which is the client's."""
+        """Do nothing: scheduling flags concern the waiting thread, which is the client's."""
 
     def context_synchronize(self, record: Record, args: Any) -> None:
         """Answer when all work of a context's device is complete."""

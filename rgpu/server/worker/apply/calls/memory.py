@@ -17,7 +17,7 @@ class MemoryCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
-        self.freed: Callable[[int], None] = lambda address: None  #: told every allocation that ended
+        self.freed: Callable[[int], None] = lambda address: None  #: called with every allocation that was freed
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
 
     def memory_map(self, record: Record, args: Any) -> None:
@@ -35,7 +35,7 @@ class MemoryCalls:
         self._device.alias(args.address, args.size, args.source)
 
     def memory_unalias(self, record: Record, args: Any) -> None:
-        """Take a second address away."""
+        """Remove a second address."""
         self._device.unalias(args.address, args.size)
 
     def memory_move(self, record: Record, args: Any) -> None:
@@ -112,7 +112,7 @@ class MemoryCalls:
         self._device.host_free(args.address)
 
     def host_mirror_write(self, record: Record, args: Any) -> None:
-        """Write what the program's CPU wrote into its mirror."""
+        """Copy bytes that the program's CPU wrote into the mirror."""
         self._device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
     def host_mirror_read(self, record: Record, args: Any) -> None:

@@ -25,17 +25,17 @@ class ModuleCalls:
 
     def __init__(self, device: Device, answers: Answers, device_of: Callable[[int], int]) -> None:
         self._device, self._answers, self._device_of = device, answers, device_of
-        self.loaded: Callable[[bytes], None] = lambda binary: None  #: told every module binary that was loaded
+        self.loaded: Callable[[bytes], None] = lambda binary: None  #: called with every module binary that was loaded
         self.figures = LoadFigures()
-        self.travelled: Callable[[], float] = lambda: 0.0  #: s that the binary of the load under way took to come here
+        self.travelled: Callable[[], float] = lambda: 0.0  #: s that the binary of the load under way took to arrive
         self.digest: Callable[[int], bytes] = lambda seq: b""  #: of the binary of the load at a position, where known
-        #: where variables of modules stood, by the position of a load that is still to be applied again
+        #: addresses that modules' variables must have, by the position of a load that is still to be applied again
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
-        self.misplaced: Callable[[str], None] = lambda why: None  #: told where they stand elsewhere after such a load
+        self.misplaced: Callable[[str], None] = lambda why: None  #: called where addresses differ after such a load
 
     def module_load(self, record: Record, args: Any) -> None:
         """Load a module and answer with its table and the compiler's log."""
-        binary = bytes(record.payload)  # the buffer that it came in may be used again
+        binary = bytes(record.payload)  # the buffer that holds it may be used again
         notes, kind, library = getattr(self._device, "notes", None) or LoadNotes(), kind_of(binary), bool(args.library)
         notes.begin(self.digest(record.seq))
         notes.seconds["travel"] = self.travelled()
@@ -99,7 +99,7 @@ class ModuleCalls:
 
 
 def standing_elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[GlobalVariable]) -> str:
-    """Say which variable does not stand where the program knows it; empty: all do. Several may have one name."""
+    """Return which variable is not at the address that the program has; empty: all are. Several may have one name."""
     here = {(variable.name, variable.address) for variable in present}
     for variable in wanted:
         if (variable.name, variable.address) not in here:
@@ -109,7 +109,10 @@ def standing_elsewhere(present: Sequence[GlobalVariable], wanted: Sequence[Globa
 
 
 def parse_link_inputs(payload: Any) -> list[tuple[int, str, bytes]]:
-    """The payload of ``link``: (u32 type, u32 name length, name, u64 length, data) …, bounds checked."""
+    """Parse the payload of ``link``: (u32 type, u32 name length, name, u64 length, data) …, bounds checked.
+
+    Return (type, name, data) of each input. Raises :class:`DeviceError`.
+    """
     data = memoryview(payload)
     inputs: list[tuple[int, str, bytes]] = []
     at = 0

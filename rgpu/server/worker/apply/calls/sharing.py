@@ -23,17 +23,17 @@ CUDA_ERROR_NOT_SUPPORTED = 801
 
 
 class SharingCalls:
-    """Calls about what other sessions have, and may have of this one. ``sharing``: set by the worker."""
+    """Calls that open objects of other sessions, and export this one's. ``sharing``: set by the worker."""
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
         self.sharing: Sharing | None = None
-        self._imports: dict[int, Tie] = {}  #: address → what holds it
+        self._imports: dict[int, Tie] = {}  #: address → the tie that keeps it open
         self._pages: dict[int, EventPage] = {}  #: of exported events
-        self._events: dict[int, tuple[SharedEvent, Tie]] = {}  #: of other sessions, by the number that this one gave
+        self._events: dict[int, tuple[SharedEvent, Tie]] = {}  #: of other sessions, by this session's number for them
         self._watch = EventWatch()
         self._gates: Any = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
-        self._let_go: deque[int] = deque()  #: calls at which streams stood, that the device is still to be told of
+        self._let_go: deque[int] = deque()  #: calls whose streams were released, not yet passed to the device
 
     def _shared(self) -> Sharing:
         if self.sharing is None:
@@ -42,8 +42,8 @@ class SharingCalls:
 
     @contextlib.contextmanager
     def _opened(self, token: Any, kind: TokenKind) -> Iterator[tuple[Tie, list[tuple[int, int]]]]:
-        """Open what another session exported: its tie, which is closed after an error, and (descriptor, bytes) of each
-        piece, open inside only. Raises :class:`DeviceError`.
+        """Open an export of another session. Yield its tie, which is closed after an error, and (descriptor, bytes) of
+        each piece; descriptors are open inside only. Raises :class:`DeviceError`.
         """
         sharing = self._shared()
         tie, pieces = sharing.open(bytes(token), kind)
@@ -57,7 +57,7 @@ class SharingCalls:
                 os.close(fd)
 
     def memory_export(self, record: Record, args: Any) -> None:
-        """Let other sessions map an allocation, and answer with the token that they have to show."""
+        """Let other sessions map an allocation, and answer with the token that they have to present."""
         device, address, size = self._device, args.address, args.size
 
         def descriptor(at: int, length: int) -> int:
@@ -70,12 +70,12 @@ class SharingCalls:
         self._answers.reply(record, "memory_export", token=token)
 
     def freed(self, address: int) -> None:
-        """An allocation ended: nobody may open it any more. Who has it open keeps it."""
+        """End the export of a freed allocation. Sessions that have it open keep it."""
         if self.sharing is not None:
             self.sharing.exports.remove(TokenKind.MEMORY, address)
 
     def memory_import(self, record: Record, args: Any) -> None:
-        """Map what another session exported. Raises :class:`DeviceError`."""
+        """Map memory that another session exported. Raises :class:`DeviceError`."""
         with self._opened(args.token, TokenKind.MEMORY) as (tie, pieces):
             if sum(size for _, size in pieces) != args.size:
                 raise DeviceError(f"{args.size:#x} bytes were asked for, {sum(size for _, size in pieces):#x} are "
@@ -85,14 +85,14 @@ class SharingCalls:
         self._answers.reply(record, "memory_import")
 
     def memory_unimport(self, record: Record, args: Any) -> None:
-        """Let go of another session's memory."""
+        """Unmap another session's memory."""
         self._device.unmap_shared(args.address)
         if (tie := self._imports.pop(args.address, None)) is not None:
             self._shared().close(tie)
 
     # -- events ----------------------------------------------------------------------
     def event_export(self, record: Record, args: Any) -> None:
-        """Let other sessions wait for an event, and answer with the token that they have to show."""
+        """Let other sessions wait for an event, and answer with the token that they have to present."""
         sharing, page = self._shared(), self._pages.get(args.event) or EventPage()
         self._pages[args.event] = page
         token = sharing.export(TokenKind.EVENT, args.event, 0, bytes(args.secret), ((SIZE, page.descriptor),))
@@ -100,24 +100,24 @@ class SharingCalls:
 
     @staticmethod
     def _complete(page: EventPage, number: int, result: int, data: Any) -> None:
-        """A record is complete, or (``result``) nothing is any more: nobody waits for it either way."""
+        """Note that a record is complete, or (``result``) never will be: waits for it end either way."""
         page.complete(number)
 
     def event_mark(self, record: Record, args: Any) -> None:
-        """Have others wait for an exported event's last record from now on."""
+        """Have other sessions wait for an exported event's last record from now on."""
         page = self._pages.get(args.event)
         if page is None:
             raise DeviceError(f"event {args.event} was not exported", CUDA_ERROR_INVALID_HANDLE)
         self._device.synchronize_event(record.seq, args.event, partial(self._complete, page, page.record()))
 
     def event_gone(self, event: int) -> None:
-        """An event was destroyed: nobody may open it any more. Who has it open keeps it."""
+        """End the export of a destroyed event. Sessions that have it open keep it."""
         if (page := self._pages.pop(event, None)) is not None:
             self._shared().exports.remove(TokenKind.EVENT, event)
             page.close()
 
     def event_import(self, record: Record, args: Any) -> None:
-        """Know another session's event. Raises :class:`DeviceError`."""
+        """Open another session's event. Raises :class:`DeviceError`."""
         if args.event in self._events:
             raise DeviceError(f"event {args.event} exists", CUDA_ERROR_INVALID_HANDLE)
         with self._opened(args.token, TokenKind.EVENT) as (tie, pieces):
@@ -129,7 +129,7 @@ class SharingCalls:
         self._answers.reply(record, "event_import")
 
     def event_unimport(self, record: Record, args: Any) -> None:
-        """Forget another session's event; what waits for it still does."""
+        """Close another session's event; waits for it go on."""
         event, tie = self._imported(args.event)
         del self._events[args.event]
         self._watch.when_complete(event, event.newest(), partial(self._shared().close, tie))
@@ -141,7 +141,7 @@ class SharingCalls:
         return found
 
     def imported_event_wait(self, record: Record, args: Any) -> None:
-        """Let a stream wait for another session's event: it stands as at a host function until that is complete."""
+        """Let a stream wait for another session's event, as at a host function, until the event is complete."""
         event, _ = self._imported(args.event)
         while self._let_go:
             self._device.host_function_done(self._let_go.popleft())
@@ -155,7 +155,7 @@ class SharingCalls:
             self._device.host_function(record.seq, args.stream, reached)
 
     def _go_on(self, seq: int) -> None:
-        """Let the stream go that stands at call ``seq``; for any thread, which the device's own calls are not."""
+        """Release the stream that waits at call ``seq``; for any thread, unlike the device's own calls."""
         self._gates.release(seq)
         self._let_go.append(seq)
 

@@ -15,8 +15,8 @@ class StreamCalls:
 
     def __init__(self, device: Device, answers: Answers) -> None:
         self._device, self._answers = device, answers
-        self.event_gone: Callable[[int], None] = lambda event: None  #: told every event that was destroyed
-        self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
+        self.event_gone: Callable[[int], None] = lambda event: None  #: called with every event that was destroyed
+        self.restored = 0  #: the position at which the session was rebuilt: work up to there is complete
 
     def stream_create(self, record: Record, args: Any) -> None:
         """Make a stream."""
@@ -65,5 +65,5 @@ class StreamCalls:
 
     def host_function_done(self, record: Record, args: Any) -> None:
         """Note that the program ran a host function."""
-        if args.call > self.restored:  # else its stream was let go before the module binary was made (lookahead.py)
+        if args.call > self.restored:  # else its stream was released before the checkpoint was made (lookahead.py)
             self._device.host_function_done(args.call)

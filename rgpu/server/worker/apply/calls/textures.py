@@ -33,11 +33,11 @@ class TextureCalls:
         self._device.destroy_array(args.array)
 
     def array_to_memory(self, record: Record, args: Any) -> None:
-        """Bring a box of an array's memory up to date."""
+        """Copy a box of an array to the array's memory."""
         self._device.array_to_memory(record.seq, args.stream, args.array, _box(args))
 
     def memory_to_array(self, record: Record, args: Any) -> None:
-        """Bring a box of an array up to date."""
+        """Copy a box of an array's memory to the array."""
         self._device.memory_to_array(record.seq, args.stream, args.array, _box(args))
 
     def texture_create(self, record: Record, args: Any) -> None:
@@ -53,7 +53,7 @@ class TextureCalls:
                                      self.epoch())
 
     def texture_place(self, record: Record, args: Any) -> None:
-        """See to it that an object has the handle that the program was given."""
+        """Ensure that an object has the handle that the program was given."""
         self._device.place_texture(args.texture, args.handle)
 
     def texture_destroy(self, record: Record, args: Any) -> None:

@@ -21,14 +21,14 @@ TIMED = frozenset({"launch", "graph_launch", "memset", "memcpy_h2d", "memcpy_d2h
 
 
 class TimedCalls:
-    """The call that does what another does. ``perform``: applies a call by its name."""
+    """The call that wraps another call and times it. ``perform``: applies a call by its name."""
 
     def __init__(self, device: Device, answers: Answers, perform: Callable[[str, Record, Any], None]) -> None:
         self._device, self._answers, self._perform = device, answers, perform
-        self.clock = secrets.randbits(63)  #: names the clock of this process, which times are given on
+        self.clock = secrets.randbits(63)  #: names the clock of this process, by which times are given
 
     def timed(self, record: Record, args: Any) -> None:
-        """Do what another call does, and answer with when the device did it.
+        """Apply the inner call, and answer with the times at which the device worked on it.
 
         Raises :class:`DeviceError`: the inner call's, INVALID_VALUE for one that cannot be timed.
         """

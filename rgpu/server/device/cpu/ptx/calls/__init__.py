@@ -1,1 +1,1 @@
-"""Calls of functions: those that are reached, through pointers too, and the heap behind malloc and free."""
+"""Calls of functions: those that are reached, also through pointers, and the heap behind malloc and free."""

@@ -1,8 +1,8 @@
-"""The heap behind ``malloc`` and ``free`` in kernels: a variable of the module, so that it is kept and moved as one.
+"""The heap behind ``malloc`` and ``free`` in kernels: a variable of the module, so it is checkpointed and moved as one.
 
-At its beginning the number of bytes in use, then for each size of blocks the first free one; behind them the blocks,
-each after 16 bytes: whether it is in use and of which size, and the heap's address, or of a free one the next. What is
-there may have been overwritten by the program: no word is believed before it was found to lead into valid memory.
+It begins with the number of bytes in use and the first free block of each size; the blocks follow, each after 16 bytes:
+whether it is in use and its size, then the heap's address or, for a free block, the next free one. The program may have
+overwritten any of this: no word is followed before it is found to lead into valid memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from rgpu.server.device.cpu.ptx.model import Function, Variable
 
 NAME = "__rgpu_heap"
-BYTES = 8 << 20  #: what CU_LIMIT_MALLOC_HEAP_SIZE is by default
+BYTES = 8 << 20  #: default of CU_LIMIT_MALLOC_HEAP_SIZE
 ALLOCATE, RELEASE = "malloc", "free"
 #: Sizes of blocks: multiples of 16 up to 128, then four for each doubling.
 SIZES = (*range(16, 129, 16), *(step * (4 + n) for step in (1 << s for s in range(5, 21)) for n in range(1, 5)))
 _FIRST = 1024  #: offset of the first block
 _HEAD = 16
-_USED, _FREE = 0x5ED00000, 0xF4EE0000  #: the size's number is added
+_USED, _FREE = 0x5ED00000, 0xF4EE0000  #: the number of the size is added
 _lock = threading.Lock()
 
 
@@ -34,13 +34,14 @@ class HeapError(Exception):
 
 
 def variable(functions: dict[str, Function]) -> Variable | None:
-    """The heap of a module that declares malloc or free and leaves them to the device; None of others."""
+    """Return the heap of a module that declares malloc or free and does not define them; None for other modules."""
     declared = [fn for name in (ALLOCATE, RELEASE) if (fn := functions.get(name)) is not None and fn.body is None]
     return Variable(NAME, NAME, "global", 256, BYTES, declared[0].line) if declared else None
 
 
 def allocate(heap: int, size: int) -> int:
-    """Address of a block of at least ``size`` bytes, aligned to 16; 0 if there is no room, as of ``malloc``.
+    """Return the address of a block of at least ``size`` bytes, aligned to 16; 0 if memory is short, as ``malloc``
+    does.
 
     Raises :class:`HeapError` where the heap was overwritten.
     """
@@ -67,9 +68,9 @@ def allocate(heap: int, size: int) -> int:
 
 
 def release(pointer: int, room: Callable[[int], int]) -> None:
-    """Give a block back; ``room`` says how many bytes from an address on are valid device memory.
+    """Free a block; ``room`` returns how many bytes from an address on are valid device memory.
 
-    Raises :class:`HeapError` for what is no block in use.
+    Raises :class:`HeapError` for a pointer to no block in use.
     """
     if not pointer:
         return

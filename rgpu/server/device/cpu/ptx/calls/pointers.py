@@ -1,8 +1,8 @@
-"""Code of calls through pointers: each lane goes to the function that its pointer names.
+"""Code of calls through pointers: each lane calls the function that its pointer names.
 
 A parameter has one place in a lane's local memory for each function, and a call that names its function writes there.
-Through a pointer the function is known only when the call is made: arguments are copied from the caller's places to
-the callee's, and behind the call results the other way (``call_result``, which ``flow`` puts there).
+Through a pointer the function is known only at the call: arguments are copied from the caller's places to the callee's
+before it, and results the other way after it (``call_result``, which ``flow`` inserts).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rgpu.server.device.cpu.ptx.ops.registry import op
 
 
 def call_through(g: Gen, ins: Instruction, after: int) -> str:
-    """Send the active lanes to what they call, to return to block ``after``; the lanes that call nothing (i32).
+    """Send the active lanes to their callees, to return to block ``after``; returns the lanes that call nothing (i32).
 
-    A function that is being executed in the lane already is none of those that can be called: recursion.
+    A function that the lane is already executing cannot be called: recursion.
     """
     target = _target(g, ins)
     lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
@@ -41,7 +41,7 @@ def call_through(g: Gen, ins: Instruction, after: int) -> str:
 
 @op("call_result")
 def call_result(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Emit what follows a call through a pointer: results go from the callee's places to the caller's."""
+    """Emit the code after a call through a pointer: it copies results from the callee's places to the caller's."""
     m.has("uni")
     target = _target(g, ins)
     lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
@@ -81,7 +81,7 @@ def _place(g: Gen, given: Operand) -> Place:
 
 def _copy(g: Gen, lanes: str, places: Sequence[Place], callee: Function, formal: Sequence[Variable],
           into: bool) -> None:
-    """Copy between a lane's own memory and itself, in pieces that both sides' alignment allows."""
+    """Copy within a lane's own memory, in pieces that the alignment of both sides allows."""
     if len(places) != len(formal):
         raise PtxError(f"unsupported call: {callee.name} takes {len(formal)} parameters, not {len(places)}", g.line)
     for place, var in zip(places, formal, strict=True):

@@ -1,8 +1,8 @@
 """Functions that a call may reach, and their addresses.
 
-A function's address is a number that no memory has: below all memory, with 20 bits of the hash of its module's text, so
-that a pointer that another module's kernel left in memory calls nothing, and a module has the same addresses wherever
-and whenever it is loaded. A call through a pointer may reach the functions whose address the module takes and whose
+A function's address is a number below all memory, which contains 20 bits of the hash of its module's text. A pointer
+that a kernel of another module left in memory therefore calls nothing, and a module has the same addresses wherever and
+whenever it is loaded. A call through a pointer may reach the functions whose address the module takes and whose
 parameters and results have the sizes of the call's prototype (PTX ISA, ``call``).
 """
 
@@ -12,17 +12,17 @@ from rgpu.server.device.cpu.ptx.errors import CompileLimit
 from rgpu.server.device.cpu.ptx.flow import call_target
 from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, Operand, Program, Reg, Sym, Variable, Vec
 
-_BASE, _MODULE, _STEP = 0x0E00_0000_0000, 20, 4  #: first address; bits of those within a module; of one function
+_BASE, _MODULE, _STEP = 0x0E00_0000_0000, 20, 4  #: first address; bits of addresses within a module, of a function
 MOST_FUNCTIONS = 1 << (_MODULE - _STEP)
 
 
 def pointer_of(ins: Instruction) -> Reg | None:
-    """The register of a call through a pointer; None of one that names its function."""
+    """Return the register of a call through a pointer; None for a call that names its function."""
     return next((op for op in ins.operands if isinstance(op, Reg)), None) if ins.op == "call" else None
 
 
 def address_of(program: Program, name: str) -> int | None:
-    """A function's address; None where the module defines no function of that name. Raises CompileLimit."""
+    """Return a function's address; None where the module defines no function of that name. Raises CompileLimit."""
     fn = program.functions.get(name)
     if fn is None or fn.entry or fn.body is None:
         return None
@@ -35,7 +35,7 @@ def address_of(program: Program, name: str) -> int | None:
 
 
 def reached(program: Program, fn: Function, ins: Instruction) -> list[Function]:
-    """The functions that a call in ``fn`` may reach; none where it is of a name that the module does not define."""
+    """Return the functions that a call in ``fn`` may reach; none where the module does not define the name."""
     if pointer_of(ins) is None:
         callee = program.functions.get(call_target(ins))
         return [] if callee is None else [callee]
@@ -49,7 +49,7 @@ def reached(program: Program, fn: Function, ins: Instruction) -> list[Function]:
 
 
 def kind_of(fn: Function, ins: Instruction) -> tuple[object, ...]:
-    """What says which functions a call through a pointer in ``fn`` may reach: equal where they are the same."""
+    """Return a key of the functions that a call through a pointer in ``fn`` may reach: equal for equal sets."""
     label = call_target(ins)
     return fn.call_targets.get(label) or fn.prototypes[label]
 
@@ -63,7 +63,7 @@ def _sizes(variables: list[Variable]) -> tuple[int, ...]:
 
 
 def _addressed(program: Program) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Function]]:
-    """Functions whose address an instruction or a variable's initial value takes, by sizes; kept."""
+    """Return the functions whose address an instruction or a variable's initial value takes, by sizes; kept."""
     if program.addressed is None:
         names: set[str] = set()
         for var in program.variables.values():

@@ -1,9 +1,9 @@
 """Recursion: functions that call themselves or each other become as many copies as a lane's stack has levels.
 
 A lane's frame has one place for each register, parameter and variable of a function. So that pointers to variables of
-outer calls stay true, each level of a recursion is a function of its own, which calls the next level; a call at the
-last one ends the launch with CUDA_ERROR_HARDWARE_STACK_ERROR. How many levels a GPU's stack has (CU_LIMIT_STACK_SIZE,
-1 KiB at first) depends on the size of the frames as well.
+outer calls stay valid, each level of a recursion is a function of its own, which calls the next level; a call at the
+last level ends the launch with CUDA_ERROR_HARDWARE_STACK_ERROR. The number of levels of a GPU's stack
+(CU_LIMIT_STACK_SIZE, 1 KiB by default) depends on the size of the frames as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recursion(PtxError):
 
 
 def unrolled(program: Program, function: Function) -> Program:
-    """The program with levels in place of a recursive function and of those that it recurs by.
+    """Replace a recursive function, and those that take part in its recursion, by levels; returns the program.
 
     Raises PtxError where there would be too many instructions, or variables that all levels share.
     """
@@ -54,7 +54,7 @@ def unrolled(program: Program, function: Function) -> Program:
 
 
 def _cycle(program: Program, function: Function) -> dict[str, Function]:
-    """The functions that ``function`` reaches and that reach it, itself among them."""
+    """Return the functions that ``function`` reaches and that reach it, itself among them."""
     calls = {fn.name: {call_target(item) for item in fn.body or ()
                        if isinstance(item, Instruction) and item.op == "call"} & program.functions.keys()
              for fn in program.functions.values()}
@@ -76,12 +76,12 @@ def _closure(edges: dict[str, set[str]], start: str) -> set[str]:
 
 
 def _level(name: str, level: int) -> str:
-    return f"{name}#level{level}" if level else name  # no name in PTX has a #
+    return f"{name}#level{level}" if level else name  # a # occurs in no PTX name
 
 
 def _called(item: Instruction | LabelMark, cycle: dict[str, Function], level: int, levels: int
             ) -> Instruction | LabelMark:
-    """A statement as it stands at the level before ``level``: its calls of the cycle are of that level."""
+    """Return a statement as of the level before ``level``: its calls within the cycle are calls of that level."""
     if not isinstance(item, Instruction) or item.op != "call" or (name := call_target(item)) not in cycle:
         return item
     if level == levels:

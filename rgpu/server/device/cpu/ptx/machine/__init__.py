@@ -1,1 +1,1 @@
-"""LLVM IR to machine code, within bounds of time, memory and stack. It knows no PTX."""
+"""LLVM IR to machine code, within bounds of time, memory and stack. It imports no PTX module."""

@@ -1,16 +1,16 @@
-"""IR to object code by LLVM: what is small at once, what is large in a process with limits of its own.
+"""Compiles IR to object code by LLVM: small IR at once, large IR in a process with limits of its own.
 
 =================  ==================  =========================================  ==================================
 IR, bytes          where               how                                        because
 =================  ==================  =========================================  ==================================
 ≤ 256 Ki           this process        optimised                                  a second at most
-≤ 1 Mi             another one         optimised                                  the optimiser's time grows with the
+≤ 1 Mi             another process     optimised                                  the optimiser's time grows with the
                                                                                   square of blocks and instructions
-more               another one         as it stands: time grows with the size     so the largest takes half a minute
+more               another process     not optimised: time grows with the size    the largest takes half a minute
 a million lines    nowhere             refused (:mod:`rgpu.server.device.cpu.ptx.control`)
 =================  ==================  =========================================  ==================================
 
-The other process has bounds of memory and processor time. What comes to them, or would need more stack than a thread
+The other process has bounds of memory and processor time. IR that exceeds them, or would need more stack than a thread
 has, is refused: :class:`CompileLimit`.
 """
 
@@ -34,7 +34,7 @@ from rgpu.server.device.cpu.ptx.errors import CompileLimit
 AT_ONCE, OPTIMISED = 256 << 10, 1 << 20  #: bytes of IR
 MEMORY = 4 << 30  #: of address space, bytes
 CPU_SECONDS = 60
-PATIENCE = 240.0  #: s by the clock: others may want the processors, too
+PATIENCE = 240.0  #: s by the clock: other processes may need the processors, too
 MOST_FRAME = 4 << 20  #: bytes of stack of one kernel: threads have 8 MiB
 _PROLOGUE, _SUB_RSP = 96, b"\x48\x81\xec"  #: bytes of code in which ``sub rsp, imm32`` stands
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 @cache
 def machine(opt: int) -> llvm.TargetMachine:
-    """LLVM's description of this processor; ``opt``: effort of code generation, 0 to 3."""
+    """Return LLVM's description of this processor; ``opt``: effort of code generation, 0 to 3."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features().flatten()
@@ -51,12 +51,12 @@ def machine(opt: int) -> llvm.TargetMachine:
 
 
 def effort(size: int, level: int) -> int:
-    """How hard so many bytes of IR are worked at: ``level``, or 0 where time would grow with the square of them."""
+    """Return the effort for ``size`` bytes of IR: ``level``, or 0 where time would grow with the square of the size."""
     return level if size <= OPTIMISED else 0
 
 
 def object_code(text: str, level: int, *, memory: int = MEMORY, seconds: int = CPU_SECONDS) -> bytes:
-    """Object code of the IR, made here or in a process with those limits. Raises :class:`CompileLimit`."""
+    """Return object code of the IR, made here or in a process with those limits. Raises :class:`CompileLimit`."""
     level = effort(len(text), level)
     if len(text) <= AT_ONCE:
         return _compile(text, level)
@@ -83,9 +83,9 @@ def object_code(text: str, level: int, *, memory: int = MEMORY, seconds: int = C
 
 
 def frame_bytes(code: bytes) -> int:
-    """Bytes by which the first function of the object code lowers the stack; 0 where it says none."""
+    """Return the bytes by which the first function of the object code lowers the stack; 0 where it does not."""
     for section in llvm.ObjectFileRef.from_data(code).sections():
-        if section.is_text() and section.size():  # one function; .text, or .ltext where code may lie far away
+        if section.is_text() and section.size():  # one function; .text, or .ltext where code may lie far apart
             start = bytes(section.data()[:_PROLOGUE])
             at = start.find(_SUB_RSP)
             return int.from_bytes(start[at + 3:at + 7], "little") if at >= 0 else 0
@@ -105,7 +105,7 @@ def _compile(text: str, level: int) -> bytes:
 
 
 def main() -> None:
-    """Compile what stands on stdin, and write its object code to stdout."""
+    """Compile the IR on stdin, and write its object code to stdout."""
     head, _, text = sys.stdin.buffer.read().partition(b"\n")
     job = json.loads(head)
     for what, most in ((resource.RLIMIT_AS, job["memory"]), (resource.RLIMIT_CPU, job["seconds"]),
@@ -116,7 +116,7 @@ def main() -> None:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # whoever asked has gone
+    if os.getppid() == 1:  # the parent has ended
         raise SystemExit(1)
     code = _compile(text.decode(), int(job["level"]))
     sys.stdout.buffer.write(code)

@@ -1,1 +1,1 @@
-"""The instructions of PTX, by group: each emits LLVM IR for one. They know the generator, not the parser."""
+"""The instructions of PTX, by group: each emits LLVM IR for one. They import the generator, not the parser."""

@@ -11,14 +11,14 @@ from rgpu.server.device.cpu.ptx.ops.registry import op
 
 
 def _clamped(g: Gen, op_: Operand, width: int, limit: int) -> str:
-    """The low byte of an operand, at most ``limit``, at the field's width."""
+    """Return the low byte of an operand, at most ``limit``, at the field's width."""
     byte = g.t(f"and {vec(32)} {g.read(op_, 32)}, splat (i32 255)")
     small = g.t(f"call {vec(32)} @llvm.umin.v32i32({vec(32)} {byte}, {vec(32)} splat (i32 {limit}))")
     return g.resize(small, 32, width)
 
 
 def _low_ones(g: Gen, count_: str, width: int) -> str:
-    """``(1 << count) - 1`` for counts up to and including the width."""
+    """Return ``(1 << count) - 1`` for counts up to and including the width."""
     v = vec(width)
     whole = g.t(f"icmp eq {v} {count_}, {const(width, width)}")
     safe = g.t(f"and {v} {count_}, {const(width, width - 1)}")
@@ -27,7 +27,7 @@ def _low_ones(g: Gen, count_: str, width: int) -> str:
 
 
 def _shift_out(g: Gen, name: str, value: str, amount: str, width: int) -> str:
-    """A shift whose amount may equal the width (giving zero)."""
+    """Return a shift whose amount may equal the width (giving zero)."""
     v = vec(width)
     whole = g.t(f"icmp uge {v} {amount}, {const(width, width)}")
     safe = g.t(f"and {v} {amount}, {const(width, width - 1)}")
@@ -67,7 +67,7 @@ def bfe(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("bfi")
 def bfi(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Emit bfi: one value with a bit field of another put in."""
+    """Emit bfi: one value with a bit field of another inserted."""
     width = int(m.type("b32", "b64")[1:])
     dest, x, y, z, w = ins.operands
     v = vec(width)
@@ -145,7 +145,7 @@ def _field(g: Gen, value: str, start: int, size: int, signed: bool) -> str:
 
 @op("vabsdiff4", "vabsdiff2")
 def absolute_differences(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Each part's |a - b|; with .add their sum and c.  (Compilers emit no other video instruction now.)"""
+    """Emit each part's |a - b|; with .add their sum and c.  (Compilers emit no other video instruction now.)"""
     total = m.has("add")
     kinds = [m.type("u32", "s32") for _ in range(3)]
     if kinds[2] != "u32" or kinds[0] != kinds[1] or len(ins.operands) != 4:

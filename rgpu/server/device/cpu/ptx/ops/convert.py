@@ -1,4 +1,4 @@
-"""``cvt``: every pair of integer and float types, every rounding, exactly."""
+"""Emits ``cvt``: every pair of integer and float types, every rounding, exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _F32, _F64 = IR["f32"], IR["f64"]
 
 @op("cvt")
 def cvt(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Emit cvt between integer and float types, with rounding and saturation as the modifiers say."""
+    """Emit cvt between integer and float types, with the rounding and saturation of its modifiers."""
     source = m.type(*_INTS, *FLOATS)
     if m.left and m.left[-1] in ("f16x2", "bf16x2"):
         _to_pair(g, ins, m, source)
@@ -68,7 +68,7 @@ def _float_to_int(g: Gen, ins: Instruction, m: Mods, dest: str, source: str) -> 
     v = f"<32 x i{width}>"
     result = g.t(f"call {v} @llvm.{name}.sat.v32i{width}.{suffix}({f} {whole})")
     if width == 64 or source == "f64":
-        # A NaN becomes 0 only where both types are narrow; else the top bit alone.
+        # A NaN becomes 0 only where both types are narrow; otherwise the top bit alone.
         nan = g.t(f"fcmp uno {f} {value}, zeroinitializer")
         result = g.t(f"select <32 x i1> {nan}, {v} splat (i{width} {-(1 << (width - 1))}), {v} {result}")
     g.write(ins.operands[0], result, width, dest[0] == "s")
@@ -97,7 +97,7 @@ def _int_to_float(g: Gen, ins: Instruction, m: Mods, dest: str, source: str) -> 
 
 
 def _int_to_odd(g: Gen, value: str, width: int, name: str) -> str:
-    """An integer as a double, rounded to odd where it does not fit."""
+    """Return an integer as a double, rounded to odd where it does not fit."""
     v = f"<32 x i{width}>"
     if width < 64:
         return g.t(f"{name} {v} {value} to {_F64}")
@@ -147,7 +147,7 @@ def _write(g: Gen, dest: Operand, value: str, kind: str, mode: str, ftz: bool) -
 
 
 def _to_pair(g: Gen, ins: Instruction, m: Mods, source: str) -> None:
-    """cvt.rn.f16x2.f32 d, a, b: a goes to the high half."""
+    """Emit cvt.rn.f16x2.f32 d, a, b: a becomes the high half."""
     kind = m.type("f16x2", "bf16x2")[:-2]
     mode = m.take("rn", "rz")
     if source != "f32" or not mode or len(ins.operands) != 3:

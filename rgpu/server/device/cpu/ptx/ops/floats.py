@@ -12,15 +12,15 @@ from rgpu.server.device.cpu.ptx.ops.registry import op
 FLOATS = ("f16", "bf16", "f32", "f64")
 PACKED = ("f16x2", "bf16x2")
 WIDTH = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
-# The type that a format is computed in: the narrow ones in float, which is
-# wide enough for one rounding more not to matter (fma aside).
+# The type that a format is computed in: for the narrow ones float, which is wide enough that rounding once more does no
+# harm (except for fma).
 IR = {"f16": "<32 x float>", "bf16": "<32 x float>", "f32": "<32 x float>", "f64": "<32 x double>"}
 _SUFFIX = {"<32 x float>": "v32f32", "<32 x double>": "v32f64"}
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
 def flush(g: Gen, bits: str, width: int = 32) -> str:
-    """Subnormals to zero of the same sign, on the bits of an f32 (or 16-bit) value."""
+    """Flush subnormals to zero of the same sign, on the bits of an f32 (or 16-bit) value."""
     v = f"<32 x i{width}>"
     limit = {32: 0x00800000, 16: 0x0400}[width]
     sign = -(1 << (width - 1))
@@ -31,7 +31,7 @@ def flush(g: Gen, bits: str, width: int = 32) -> str:
 
 
 def widen(g: Gen, bits: str, kind: str) -> str:
-    """The bits of a format as its computing type."""
+    """Return the bits of a format as its computing type."""
     if kind == "f16":
         half = g.t(f"bitcast <32 x i16> {bits} to <32 x half>")
         return g.t(f"fpext <32 x half> {half} to <32 x float>")
@@ -42,7 +42,7 @@ def widen(g: Gen, bits: str, kind: str) -> str:
 
 
 def narrow(g: Gen, value: str, kind: str, ftz: bool = False) -> str:
-    """A value of the computing type as the format's bits, rounded to nearest."""
+    """Return a value of the computing type as the format's bits, rounded to nearest."""
     if kind == "f16":
         bits = rounding.float_to_f16(g, value)
         return flush(g, bits, 16) if ftz else bits
@@ -53,14 +53,14 @@ def narrow(g: Gen, value: str, kind: str, ftz: bool = False) -> str:
 
 
 def read_bits(g: Gen, source: Operand, kind: str, ftz: bool = False) -> str:
-    """An operand's bits, subnormals flushed on request."""
+    """Return an operand's bits, subnormals flushed on request."""
     width = WIDTH[kind]
     bits = g.read(source, width)
     return flush(g, bits, width) if ftz and kind in ("f16", "f32") else bits
 
 
 def read_float(g: Gen, source: Operand, kind: str, ftz: bool = False) -> str:
-    """An operand as its computing type."""
+    """Return an operand as its computing type."""
     return widen(g, read_bits(g, source, kind, ftz), kind)
 
 
@@ -82,7 +82,7 @@ def saturated(g: Gen, value: str, kind: str) -> str:
 def each_half(
     g: Gen, sources: list[Operand], kind: str, ftz: bool, work: Callable[[list[str]], str]
 ) -> str:
-    """Run ``work`` on the low and on the high halves (as bits); the packed bits."""
+    """Run ``work`` on the low and on the high halves (as bits); returns the packed bits."""
     whole = [g.read(s, 32) for s in sources]
     parts = []
     for shift in (0, 16):
@@ -97,7 +97,7 @@ def each_half(
 
 
 def apply(g: Gen, ins: Instruction, kind: str, ftz: bool, work: Callable[[str, list[str]], str]) -> None:
-    """``dest = work(format, operand bits)``, once, or for both halves of a packed type."""
+    """Emit ``dest = work(format, operand bits)``, once, or for both halves of a packed type."""
     dest, *sources = ins.operands
     if kind in PACKED:
         one = kind[:-2]
@@ -108,7 +108,7 @@ def apply(g: Gen, ins: Instruction, kind: str, ftz: bool, work: Callable[[str, l
 
 
 def _modes(ins: Instruction, m: Mods, kind: str) -> tuple[str, bool, bool]:
-    """Rounding, flushing and saturation, each only where the format has it."""
+    """Return rounding, flushing and saturation, each only where the format has it."""
     mode, ftz, sat = m.take(*ROUNDINGS, default="rn"), m.has("ftz"), m.has("sat")
     one = kind.removesuffix("x2")
     if (one == "f64" and (ftz or sat)) or (one == "bf16" and (ftz or sat)) or (one in ("f16", "bf16") and mode != "rn"):
@@ -117,7 +117,7 @@ def _modes(ins: Instruction, m: Mods, kind: str) -> tuple[str, bool, bool]:
 
 
 def arithmetic(g: Gen, name: str, f: str, values: list[str], mode: str) -> str:
-    """``fadd``/``fsub``/``fmul``/``fdiv``/``fma``/``sqrt`` of one type under a rounding mode."""
+    """Emit ``fadd``/``fsub``/``fmul``/``fdiv``/``fma``/``sqrt`` of one type under a rounding mode."""
     if mode != "rn":
         used = rounding.directed(name, f, tuple(f for _ in values), mode)
         return g.call(used, *(f"{f} {x}" for x in values))
@@ -168,10 +168,10 @@ def float_fma(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def narrow_fma(g: Gen, values: list[str]) -> str:
-    """Emit fma of 16-bit formats, as a float that rounds once more without harm.
+    """Emit fma of 16-bit formats, as a float that can be rounded once more without harm.
 
-    The product is exact in double.  The sum is rounded to odd, with the error
-    term of a two-sum telling which way, first to double and then to float.
+    The product is exact in double.  The sum is rounded to odd, in the direction given by the error
+    term of a two-sum, first to double and then to float.
     """
     d = "<32 x double>"
     a, b, c = (g.t(f"fpext <32 x float> {x} to {d}") for x in values)
@@ -286,7 +286,7 @@ _FCMP = {
 
 
 def compare_float(g: Gen, ins: Instruction, m: Mods, kind: str, x: Operand, y: Operand) -> str:
-    """A float comparison as <32 x i1>."""
+    """Return a float comparison as <32 x i1>."""
     ftz = m.has("ftz")
     name = m.take(*_FCMP)
     if not name or (ftz and kind not in ("f32", "f16")):

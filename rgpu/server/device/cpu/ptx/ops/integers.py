@@ -23,12 +23,12 @@ BITS = ("b16", "b32", "b64")
 
 
 def vec(width: int) -> str:
-    """The IR type of a register of ``width`` bits."""
+    """Return the IR type of a register of ``width`` bits."""
     return f"<32 x i{width}>"
 
 
 def const(width: int, value: int) -> str:
-    """A constant in all lanes."""
+    """Return a constant in all lanes."""
     return f"splat (i{width} {value & ((1 << width) - 1)})"
 
 
@@ -57,7 +57,7 @@ def _carry_in(g: Gen, width: int, subtract: bool) -> str:
 
 
 def _add3(g: Gen, a: str, b: str, width: int, carry_in: bool, subtract: bool) -> tuple[str, str]:
-    """``a ± b ± carry`` and the flag out."""
+    """Emit ``a ± b ± carry``; returns it and the flag out."""
     v = vec(width)
     name, order = ("sub", "ugt") if subtract else ("add", "ult")
     first = g.t(f"{name} {v} {a}, {b}")
@@ -110,7 +110,7 @@ def _extend(g: Gen, value: str, width: int, signed: bool) -> str:
 
 
 def _product(g: Gen, a: str, b: str, width: int, signed: bool, part: str) -> tuple[str, int]:
-    """The ``lo``, ``hi`` or ``wide`` part of a product, and its width."""
+    """Return the ``lo``, ``hi`` or ``wide`` part of a product, and its width."""
     if part == "lo":
         return g.t(f"mul {vec(width)} {a}, {b}"), width
     double = vec(2 * width)
@@ -202,7 +202,7 @@ def sad(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("div", "rem")
 def div(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Emit div and rem; division by zero gives what hardware gives."""
+    """Emit div and rem; division by zero gives the hardware's result."""
     if _is_float(ins):
         if ins.op == "rem":
             raise ins.refuse()
@@ -212,8 +212,8 @@ def div(g: Gen, ins: Instruction, m: Mods) -> None:
     dest, x, y = ins.operands
     v = vec(width)
     a, b = g.read(x, width), g.read(y, width)
-    # Lanes that are off may hold anything, so no lane may fault: divide by one
-    # instead of zero, and treat the one signed overflow as hardware does.
+    # Inactive lanes may hold any value, so no lane may fault: divide by one instead of zero, and treat the one signed
+    # overflow as hardware does.
     zero = g.t(f"icmp eq {v} {b}, zeroinitializer")
     safe = g.t(f"select <32 x i1> {zero}, {v} {const(width, 1)}, {v} {b}")
     negative = ""
@@ -341,7 +341,7 @@ def shift(g: Gen, ins: Instruction, m: Mods) -> None:
         result = "zeroinitializer" if amount == width else g.t(f"{name} {v} {a}, {const(width, amount)}")
         g.write(dest, result, width)
         return
-    # Amounts beyond the width are clamped: all bits leave, or all become the sign.
+    # Amounts beyond the width are clamped: all bits are shifted out, or all become the sign.
     amount32 = g.read(y, 32)
     over = g.t(f"icmp uge {vec(32)} {amount32}, {const(32, width)}")
     limited = g.t(f"select <32 x i1> {over}, {vec(32)} {const(32, width - 1)}, {vec(32)} {amount32}")
@@ -403,7 +403,7 @@ _ORDER = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"
 
 
 def compare(g: Gen, ins: Instruction, m: Mods, kind: str) -> str:
-    """The comparison of operands 1 and 2 as <32 x i1>."""
+    """Return the comparison of operands 1 and 2 as <32 x i1>."""
     x, y = ins.operands[1:3]
     if kind in FLOATS:
         return compare_float(g, ins, m, kind, x, y)

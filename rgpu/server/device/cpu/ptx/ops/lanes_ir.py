@@ -1,19 +1,19 @@
-"""The loop over lanes of helpers that do one lane after the other: LLVM IR around the work for one lane."""
+"""The loop over lanes of helpers that process one lane after the other: LLVM IR around the work for one lane."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-Argument = tuple[str, str, str]  #: (name of a lane's value, the vector that has it, the type of an element)
+Argument = tuple[str, str, str]  #: (name of a lane's value, the vector that holds it, the type of an element)
 
 
 def each_lane(mask: str, arguments: Sequence[Argument], body: str, *, memory: str = "", after: str = "  ret void"
               ) -> str:
     """Return the body of a function that does ``body`` for each lane of the i32 ``mask``, the lowest first.
 
-    In ``body`` ``%lane`` is the lane's number and each argument's name its value; it may go to ``%next``, which ends
-    the lane. ``memory``: IR before the loop, for results; ``after``: IR behind it, which returns. Names beginning with
-    ``%lane``, and ``%loop``, ``%next``, ``%done`` are taken.
+    In ``body`` ``%lane`` is the lane's number and each argument's name its value; a branch to ``%next`` ends the lane.
+    ``memory``: IR before the loop, for results; ``after``: IR behind it, which returns. Names beginning with ``%lane``,
+    and ``%loop``, ``%next``, ``%done`` are reserved.
     """
     saves = "\n".join(f"  %lanes.{name} = alloca <32 x {kind}>, align 64\n  store <32 x {kind}> {vector}, ptr "
                       f"%lanes.{name}" for name, vector, kind in arguments)

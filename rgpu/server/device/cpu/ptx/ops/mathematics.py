@@ -15,7 +15,7 @@ _ONE = {"<32 x float>": "splat (float 1.0)", "<32 x double>": "splat (double 1.0
 
 
 def _crude_f64(g: Gen, ins: Instruction, m: Mods) -> None:
-    """rcp/rsqrt.approx.ftz.f64: only the upper 32 bits count, in and out, and subnormals are zero."""
+    """Emit rcp/rsqrt.approx.ftz.f64: only the upper 32 bits count, in and out, and subnormals are zero."""
     dest, source = ins.operands
     v, d = "<32 x i64>", "<32 x double>"
     high = g.t(f"and {v} {g.read(source, 64)}, splat (i64 -4294967296)")
@@ -104,7 +104,7 @@ _EXP2 = [
 
 
 def exp2(g: Gen, value: str) -> str:
-    """2**x of floats, in float: polynomial on the fraction, then scaling in two steps.
+    """Return 2**x of floats, in float: polynomial on the fraction, then scaling in two steps.
 
     Two steps so that subnormal results are rounded once, by the second.
     """

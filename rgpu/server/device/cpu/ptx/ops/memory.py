@@ -14,8 +14,7 @@ _SPACES = {
     "param::func": "p",
 }  # fmt: skip
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64")
-# Which cache keeps a line, and for how long, changes nothing here; ordering is
-# that of the host, which is stronger than any of these ask for.
+# Cache hints change nothing here; memory ordering is the host's, which is stronger than any of these request.
 _HINTS = (
     "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
     "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B",
@@ -41,7 +40,7 @@ def _access(ins: Instruction, m: Mods, orders: tuple[str, ...], caches: tuple[st
 
 
 def address(g: Gen, where: Operand, space: str) -> str:
-    """The lanes' addresses in the form that ``space``'s helpers take."""
+    """Return the lanes' addresses in the form that ``space``'s helpers take."""
     if not isinstance(where, Addr):
         raise PtxError("unsupported address", g.line)
     base, offset = where.base, where.offset
@@ -71,7 +70,7 @@ def address(g: Gen, where: Operand, space: str) -> str:
 
 
 def absolute(g: Gen, value: str, space: str) -> str:
-    """Real addresses of ``address()``'s result."""
+    """Return the real addresses of ``address()``'s result."""
     if space in "gx":
         return value
     wide = g.t(f"zext <32 x i32> {value} to <32 x i64>")
@@ -83,7 +82,7 @@ def absolute(g: Gen, value: str, space: str) -> str:
 
 
 def _resolve(g: Gen, where: Operand, space: str) -> tuple[str, str | None, int]:
-    """The space letter to use, and for a kernel parameter by name its offset."""
+    """Return the space letter to use, and for a kernel parameter by name its offset."""
     if space != "p" or not isinstance(where, Addr):
         return space, None, 0
     if isinstance(where.base, Sym):
@@ -117,7 +116,7 @@ def load(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def _parameter(g: Gen, offset: int, bits: int) -> str:
-    """A kernel parameter: the same in every lane."""
+    """Return a kernel parameter: the same in every lane."""
     if not 0 <= offset <= g.param_bytes - bits // 8:
         g.call(memory_ir.REPORT_LANES, "ptr %T", f"i32 {g.lanes()}", f"i64 {ILLEGAL_ADDRESS}",
                f"i64 {offset & (1 << 64) - 1}")
@@ -189,7 +188,7 @@ _ALLOWED = {
 
 
 def _update(name: str, kind: str) -> tuple[str, int]:
-    """The IR of one lane's update, and its width."""
+    """Return the IR of one lane's update, and its width."""
     width = 32 if kind == "f16x2" else int(kind.lstrip("busf"))
     i = f"i{width}"
     if name == "cas":

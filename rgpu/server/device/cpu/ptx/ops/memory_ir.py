@@ -4,7 +4,7 @@ Address spaces are one letter: ``g`` global (and constant), ``x`` generic,
 ``s`` shared, ``l`` local, ``p`` a kernel's parameters.  Addresses are 64-bit
 in ``g`` and ``x`` and are the process's own; the others take 32-bit offsets.
 A lane that fails its check is reported and dropped from the mask; the other
-lanes go on.
+lanes continue.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ IOTA32 = IOTA.replace("i64", "i32")
 
 
 def iota(step: int, bits: int) -> str:
-    """The constant ``<0, step, 2·step, …>``."""
+    """Return the constant ``<0, step, 2·step, …>``."""
     return "<" + ", ".join(f"i{bits} {i * step}" for i in range(32)) + ">"
 
 
 def field(name: str, base: str, index: int, kind: str = "i64") -> str:
-    """IR that loads 64-bit word ``index`` of a record into ``name``."""
+    """Return IR that loads 64-bit word ``index`` of a record into ``name``."""
     return f"  %{name}.p = getelementptr i64, ptr {base}, i64 {index}\n  %{name} = load {kind}, ptr %{name}.p"
 
 
 def splat(name: str, kind: str, value: str) -> str:
-    """IR that copies a scalar into all lanes as ``name``."""
+    """Return IR that copies a scalar into all lanes as ``name``."""
     return (
         f"  %{name}.i = insertelement <32 x {kind}> poison, {kind} {value}, i32 0\n"
         f"  %{name} = shufflevector <32 x {kind}> %{name}.i, <32 x {kind}> poison, <32 x i32> zeroinitializer"
@@ -67,7 +67,7 @@ done:
   ret void""",
 )
 
-# The same for an address that is known to be wrong, if any lane gets there.
+# The same for an address that is known to be invalid, if any lane uses it.
 REPORT_LANES = helper(
     "void",
     "rt_report_lanes",
@@ -157,8 +157,7 @@ miss:
   ret i1 false""",
 )
 
-# The careful check, lane by lane, for when the remembered range did not hold
-# every lane.
+# The full check, lane by lane, used where the remembered range did not hold every lane.
 SLOW = helper(
     "i32",
     "rt_slow",
@@ -204,7 +203,7 @@ _WINDOWS = {"s": (T_SHARED, T_SHARED_END), "p": (T_PARAM, T_PARAM_END)}
 
 
 def address_type(space: str) -> str:
-    """The vector type of addresses in ``space``."""
+    """Return the vector type of addresses in ``space``."""
     return "<32 x i64>" if space in "gx" else "<32 x i32>"
 
 
@@ -284,7 +283,7 @@ def _check_body(size: int, space: str) -> str:
 
 
 def _pointers(space: str) -> str:
-    """IR from ``%a`` to ``%base`` (scalar) and ``%o`` (vector): each lane's pointer is their sum."""
+    """Return IR from ``%a`` to ``%base`` (scalar) and ``%o`` (vector): each lane's pointer is their sum."""
     if space in "gx":
         return "  %o = add <32 x i64> %a, zeroinitializer"
     if space in _WINDOWS:
@@ -365,7 +364,7 @@ scatter:
 
 @memo
 def check(space: str, size: int) -> Helper:
-    """``i32 rt_chk(addresses, mask, T, site)``: the lanes that may go ahead."""
+    """Make ``i32 rt_chk(addresses, mask, T, site)``: the lanes whose access is allowed."""
     args = f"{address_type(space)} %a, i32 %mask, ptr %T, i32 %site"
     needs = (SLOW,) if space in "gx" else (REPORT,)
     return helper("i32", f"rt_chk_{space}{size}", args, _check_body(size, space), needs)
@@ -373,21 +372,21 @@ def check(space: str, size: int) -> Helper:
 
 @memo
 def get(space: str, bits: int) -> Helper:
-    """``values rt_get(addresses, mask, T)``: load without a check."""
+    """Make ``values rt_get(addresses, mask, T)``: load without a check."""
     args = f"{address_type(space)} %a, i32 %mask, ptr %T"
     return helper(f"<32 x i{bits}>", f"rt_get_{space}{bits}", args, _get_body(bits, space))
 
 
 @memo
 def put(space: str, bits: int) -> Helper:
-    """``rt_put(addresses, mask, T, values)``: store without a check."""
+    """Make ``rt_put(addresses, mask, T, values)``: store without a check."""
     args = f"{address_type(space)} %a, i32 %mask, ptr %T, <32 x i{bits}> %v"
     return helper("void", f"rt_put_{space}{bits}", args, _put_body(bits, space))
 
 
 @memo
 def load(space: str, bits: int) -> Helper:
-    """``values rt_ld(addresses, mask, T, site)``: check and load."""
+    """Make ``values rt_ld(addresses, mask, T, site)``: check and load."""
     at, tag = address_type(space), f"ld_{space}{bits}"
     extra = private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
     extra += private(f"<32 x i{bits}>", f"g_{tag}", f"{at} %a, i32 %mask, ptr %T", _get_body(bits, space))
@@ -407,7 +406,7 @@ go:
 
 @memo
 def store(space: str, bits: int) -> Helper:
-    """``rt_st(addresses, mask, T, site, values)``: check and store."""
+    """Make ``rt_st(addresses, mask, T, site, values)``: check and store."""
     at, tag = address_type(space), f"st_{space}{bits}"
     kind = f"<32 x i{bits}>"
     extra = private("i32", f"c_{tag}", f"{at} %a, i32 %mask, ptr %T, i32 %site", _check_body(bits // 8, space))
@@ -422,7 +421,7 @@ def store(space: str, bits: int) -> Helper:
 
 @memo
 def atomic(name: str, bits: int, code: str, operands: int) -> Helper:
-    """``old rt_atom(addresses, mask, x[, y])``: one lane after the other, as hardware may order them.
+    """Make ``old rt_atom(addresses, mask, x[, y])``: one lane after the other, as hardware may order them.
 
     ``code`` is IR from ``%p``, ``%x`` (and ``%y``) to ``%old``.
     """

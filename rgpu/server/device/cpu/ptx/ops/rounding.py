@@ -1,7 +1,7 @@
 """Exact rounding: directed modes of f32 and f64, and conversion to narrower floats.
 
 Directed modes run in helpers that switch the processor's rounding mode around
-strict floating-point operations; nothing else in a kernel ever sees it.
+strict floating-point operations; the rest of a kernel always runs in the default mode.
 Narrow results (f16, bf16) come from a wider value that was rounded to odd,
 which makes the second rounding exact.
 """
@@ -17,7 +17,7 @@ _STRICT = 'metadata !"round.dynamic", metadata !"fpexcept.strict"'
 
 @memo
 def directed(name: str, result: str, args: tuple[str, ...], mode: str) -> Helper:
-    """One strict operation (``fadd``, ``fma``, ``sqrt``, ``sitofp`` …) under rounding ``mode``."""
+    """Make a helper for one strict operation (``fadd``, ``fma``, ``sqrt``, ``sitofp`` …) under rounding ``mode``."""
     names = [f"%a{i}" for i in range(len(args))]
     mangled = "".join(f".{_mangle(t)}" for t in _overloads(name, result, args))
     rounding = "" if name in ("fpext",) else _STRICT
@@ -64,7 +64,7 @@ def to_odd_f64(g: Gen, high: str, low: str) -> str:
 
 
 def f64_to_odd_f32(g: Gen, value: str) -> str:
-    """A double rounded to odd as a float."""
+    """Return a double rounded to odd as a float."""
     d, f, v = "<32 x double>", "<32 x float>", "<32 x i32>"
     near = g.t(f"fptrunc {d} {value} to {f}")
     back = g.t(f"fpext {f} {near} to {d}")
@@ -79,7 +79,7 @@ def f64_to_odd_f32(g: Gen, value: str) -> str:
 
 
 def float_to_f16(g: Gen, value: str, mode: str = "rn") -> str:
-    """A float as the bits of a half (<32 x i16>)."""
+    """Return a float as the bits of a half (<32 x i16>)."""
     f, v = "<32 x float>", "<32 x i16>"
     half = g.t(f"fptrunc {f} {value} to <32 x half>")
     bits = g.t(f"bitcast <32 x half> {half} to {v}")
@@ -91,7 +91,7 @@ def float_to_f16(g: Gen, value: str, mode: str = "rn") -> str:
 
 
 def float_to_bf16(g: Gen, value: str, mode: str = "rn") -> str:
-    """A float as the bits of a bfloat16 (<32 x i16>)."""
+    """Return a float as the bits of a bfloat16 (<32 x i16>)."""
     v = "<32 x i32>"
     bits = g.t(f"bitcast <32 x float> {value} to {v}")
     if mode == "rn":

@@ -57,7 +57,7 @@ _NANOSECONDS = helper(
 
 
 def special_register(g: Gen, name: str) -> tuple[str, int]:
-    """The value of a special register and its width."""
+    """Return the value of a special register and its width."""
     base, _, axis = name.partition(".")
     axis_index = "xyz".find(axis) if axis else 0
     if base == "tid":
@@ -137,7 +137,7 @@ def _pack(g: Gen, source: Vec, width: int) -> str:
 
 
 def _window_base(g: Gen, space: str) -> str | None:
-    """What a space's offsets add up to as generic addresses, as <32 x i64> (None: nothing)."""
+    """Return the generic address of a space's offset 0, as <32 x i64> (None: generic addresses are the space's own)."""
     if space == "shared":
         return g.splat("i64", g.word(T_SHARED))
     if space == "local":
@@ -187,7 +187,7 @@ def isspacep(g: Gen, ins: Instruction, m: Mods) -> None:
         below = g.t(f"icmp ult <32 x i64> {value}, {high}")
         inside[name] = g.t(f"and <32 x i1> {above}, {below}")
     if space == "const":
-        # Constants are device memory here; nothing distinguishes them, and .global holds.
+        # Constants are device memory here, not distinguished from .global, for which the test is true.
         g.write(dest, "zeroinitializer", 1)
     elif space == "global":
         any_ = g.t(f"or <32 x i1> {inside['shared']}, {inside['local']}")

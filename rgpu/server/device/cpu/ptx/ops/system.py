@@ -17,7 +17,7 @@ from rgpu.server.device.cpu.ptx.ops.registry import op
 
 
 def _tell(name: str, word: int) -> Helper:
-    """A helper that calls the launcher's function in a word of the thread record for each lane, with two numbers."""
+    """Make a helper that calls, per lane, the launcher's function in a word of the thread record, with two numbers."""
     return helper("void", name, "ptr %T, i32 %lanes, <32 x i64> %format, <32 x i64> %args", each_lane(
         "%lanes", [("f", "%format", "i64"), ("a", "%args", "i64")], "  call void %fn(i64 %token, i64 %f, i64 %a)",
         memory=f"{field('fn', '%T', word, 'ptr')}\n{field('token', '%T', T_TOKEN)}"))
@@ -28,7 +28,7 @@ _CONDITION = _tell("rt_condition", T_CONDITION)
 
 
 def print_formatted(g: Gen, ins: Instruction) -> None:
-    """A call of vprintf: each lane's format and argument addresses go to the launcher."""
+    """Emit a call of vprintf: each lane's format and argument addresses are passed to the launcher."""
     callee = g.program.functions["vprintf"]
     if [(var.size, var.align) for var in callee.params] != [(8, 8)] * 2:
         raise ins.refuse("takes two addresses")
@@ -36,12 +36,12 @@ def print_formatted(g: Gen, ins: Instruction) -> None:
     g.call(_PRINT, "ptr %T", f"i32 {g.act}", *(f"<32 x i64> {v}" for v in values))
 
 
-#: Function of cudadevrt by which a kernel of a graph says what a conditional node does; a driver has it built in.
+#: Function of cudadevrt by which a kernel of a graph sets the value of a condition; a driver has it built in.
 SET_CONDITION = "cudaGraphSetConditional"
 
 
 def set_condition(g: Gen, ins: Instruction) -> None:
-    """A call of cudaGraphSetConditional(u64 handle, u32 value): each lane's go to the launcher, in the lanes' order."""
+    """Emit a call of cudaGraphSetConditional(u64 handle, u32 value): passed to the launcher, in the lanes' order."""
     callee = g.program.functions[SET_CONDITION]
     if [var.size for var in callee.params] != [8, 4] or callee.results:
         raise ins.refuse("takes a handle and a value")
@@ -62,7 +62,7 @@ _HEAP = helper(
 
 
 def use_heap(g: Gen, ins: Instruction, name: str) -> None:
-    """A call of malloc or free: each lane's goes to the launcher, with the module's heap."""
+    """Emit a call of malloc or free: each lane's is passed to the launcher, with the module's heap."""
     callee = g.program.functions[name]
     gives = name == heap.ALLOCATE
     if [var.size for var in callee.params] != [8] or [var.size for var in callee.results] != [8] * gives:
@@ -75,17 +75,17 @@ def use_heap(g: Gen, ins: Instruction, name: str) -> None:
 
 
 def _argument(g: Gen, function: str, var: Variable) -> str:
-    """What each lane gives as a parameter of a function that is made here: 4 or 8 bytes."""
+    """Return each lane's argument for a parameter of a function that is implemented here: 4 or 8 bytes."""
     at = f"<32 x i32> splat (i32 {g.places[function, var.key].offset})"
     return g.call(memory_ir.get("l", 8 * var.size), at, f"i32 {g.act}", "ptr %T")
 
 
-#: Functions of cudadevrt that are made here: bits of the result, sizes of the parameters.
+#: Functions of cudadevrt that are implemented here: bits of the result, sizes of the parameters.
 GRID_CALLS = {"cudaCGGetIntrinsicHandle": (64, (4,)), "cudaCGSynchronize": (32, (8, 4))}
 
 
 def give_result(g: Gen, ins: Instruction, name: str, cooperative: str) -> None:
-    """The result of a call in GRID_CALLS: a handle (0 outside cooperative launches), or cudaSuccess."""
+    """Write the result of a call in GRID_CALLS: a handle (0 outside cooperative launches), or cudaSuccess."""
     callee = g.program.functions[name]
     bits, sizes = GRID_CALLS[name]
     if tuple(var.size for var in callee.params) != sizes or [var.size for var in callee.results] != [bits // 8]:
@@ -111,7 +111,7 @@ def fence(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("nanosleep")
 def nanosleep(g: Gen, ins: Instruction, m: Mods) -> None:
-    """A hint that time may pass; loops that use it give way through their fuel."""
+    """Accept nanosleep, a hint; loops that use it yield through their fuel."""
     m.type("u32")
 
 
@@ -125,11 +125,11 @@ def prefetch(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("pmevent")
 def pmevent(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Performance events are not counted here."""
+    """Accept pmevent: performance events are not counted here."""
     m.has("mask")
 
 
-#: Functions that the driver has built in, where the module leaves them undefined.
+#: Functions that a driver has built in, where the module leaves them undefined.
 DEVICE_CALLS: dict[str, Callable[[Gen, Instruction], None]] = {
     "vprintf": print_formatted,
     SET_CONDITION: set_condition,

@@ -32,7 +32,7 @@ def _pair(op_: Operand) -> tuple[Operand, Operand]:
 
 
 def _source_lane(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
-    """Where ``shfl`` reads from, and whether that is within bounds."""
+    """Return the lane that ``shfl`` reads from, and whether it is within bounds."""
     b, bound, segment = b & 31, c & 31, c >> 8 & 31
     low, high = lane & segment, (lane & segment) | (bound & ~segment & 31)
     if mode == "up":
@@ -67,7 +67,7 @@ def shfl(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def _source_lanes(g: Gen, mode: str, b: str, c: str) -> tuple[str, str]:
-    """``_source_lane`` for operands that are only known at run time."""
+    """Return ``_source_lane`` for operands that are known only at run time."""
 
     def two(name: str, x: str, y: str) -> str:
         return g.t(f"{name} {_V} {x}, {y}")
@@ -116,7 +116,7 @@ def vote(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @memo
 def _groups(name: str, width: int, code: str) -> Helper:
-    """For each group of lanes (those a lane's member mask names), ``code`` from %group and %first to %out."""
+    """Make a helper: for each group of lanes (a lane's member mask), ``code`` from %group and %first to %out."""
     v = f"<32 x i{width}>"
     body = f"""  %sa = alloca {v}, align 64
   store {v} %a, ptr %sa
@@ -169,7 +169,7 @@ def match(g: Gen, ins: Instruction, m: Mods) -> None:
         raise ins.refuse()
     dest, found = _pair(ins.operands[0])
     if mode == "any":
-        # The lanes that agree with the first get their set; the rest of the group comes later.
+        # The lanes that agree with the first get their set; the rest of the group follows later.
         code = _equal_code(width) + "\n  %which = add i32 %same, 0\n  %out = add i32 %same, 0"
     else:
         code = _equal_code(width) + (
@@ -210,15 +210,15 @@ def redux(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("bar")
 def warp_barrier(g: Gen, ins: Instruction, m: Mods) -> None:
-    """bar.warp.sync: the meeting was all of it."""
+    """Emit bar.warp.sync: the lanes have met already, so nothing is left to do."""
     if not (m.has("warp") and m.has("sync")) or len(ins.operands) != 1:
         raise ins.refuse()
 
 
 @op("bar_result")
 def barrier_result(g: Gen, ins: Instruction, m: Mods) -> None:
-    """The value of a bar.red, read by the block after it."""
-    m.left.clear()  # the barrier itself took them
+    """Emit the value of a bar.red, read by the block after it."""
+    m.left.clear()  # the barrier itself used them
     dest, ident = ins.operands
     number = g.first_active(g.read(ident, 32))
     number = g.t(f"and i32 {number}, {BAR_COUNT - 1}")

@@ -1,1 +1,1 @@
-"""PTX text to a ``Program``."""
+"""Parses PTX text into a ``Program``."""

@@ -53,7 +53,7 @@ class Scope:
             scope = scope.parent
 
     def register(self, name: str) -> Reg | None:
-        """The register called ``name``, here or further out."""
+        """Return the register called ``name``, here or further out."""
         for scope in self.chain():
             if found := scope.registers.get(name):
                 return found
@@ -153,7 +153,7 @@ class Body:
         self.items.append(LabelMark(unique, token.line))
 
     def _prototype(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of results and parameters: ``(.param .b32 _) _ (.param .b64 _, …);``."""
+        """Read the sizes of results and parameters: ``(.param .b32 _) _ (.param .b64 _, …);``."""
         p = self.p
         results = p.parameters() if p.tok.text == "(" else []
         p.name()
@@ -224,7 +224,7 @@ class Body:
             offset += sign * p.integer()
         where = Addr(base, offset)
         if p.accept(","):
-            # Where in a texture or surface: other instructions take no such operand, and refuse it.
+            # A place in a texture or surface: other instructions refuse such an operand.
             return Vec((where, *self._list(scope, "]")))
         p.expect("]")
         return where
@@ -258,7 +258,7 @@ class Body:
     # -- names -----------------------------------------------------------
 
     def _resolve(self, ins: Instruction, scope: Scope) -> None:
-        """Replace names by what they mean in ``scope``; unknown ones stay for the module."""
+        """Replace names by their meaning in ``scope``; unknown ones stay for the module."""
         ins.operands = tuple(self._resolved(op, ins, scope) for op in ins.operands)
 
     def _resolved(self, op: Operand, ins: Instruction, scope: Scope) -> Operand:

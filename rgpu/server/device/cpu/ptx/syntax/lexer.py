@@ -1,4 +1,4 @@
-"""PTX text to tokens."""
+"""Splits PTX text into tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Token(NamedTuple):
     line: int
 
 
-# One that is not closed goes to the end: else each `/*` would be looked for its end anew, up to there.
+# An unclosed comment extends to the end: otherwise each `/*` would be searched for its end anew, up to there.
 _COMMENT = re.compile(r"//[^\n]*|/\*(?:.*?\*/|.*)", re.S)
 _MOST_DIGITS = 200
 _TOKEN = re.compile(
@@ -34,8 +34,8 @@ _TOKEN = re.compile(
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of ``text``, comments dropped, ended by an ``end`` token."""
-    # A comment leaves its newlines behind, so that lines keep their numbers.
+    """Return all tokens of ``text``, comments dropped, ended by an ``end`` token."""
+    # The newlines of a comment stay, so that lines keep their numbers.
     text = _COMMENT.sub(lambda m: " " + "\n" * m.group().count("\n"), text)
     tokens, line, at = [], 1, 0
     while at < len(text):
@@ -52,7 +52,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def int_value(text: str) -> int:
-    """The value of an integer literal. Raises ``PtxError`` for digits of another base, and too many."""
+    """Return the value of an integer literal. Raises ``PtxError`` for digits of another base, and too many."""
     text = text.rstrip("U")
     if len(text) > _MOST_DIGITS:
         raise PtxError(f"an integer of {len(text)} digits")
@@ -65,7 +65,7 @@ def int_value(text: str) -> int:
 
 
 def float_value(text: str) -> float:
-    """The value of a float literal (``0f`` and ``0d`` carry the bits). Raises ``PtxError``."""
+    """Return the value of a float literal (``0f`` and ``0d`` carry the bits). Raises ``PtxError``."""
     prefix = text[:2].lower()
     try:
         if prefix == "0f":

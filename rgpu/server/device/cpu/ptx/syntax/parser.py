@@ -1,4 +1,4 @@
-"""Tokens to a ``Program``: module directives, variables, functions, instructions."""
+"""Parses tokens into a ``Program``: module directives, variables, functions, instructions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rgpu.server.device.cpu.ptx.syntax.body import Body
 from rgpu.server.device.cpu.ptx.syntax.reader import Reader
 
 _LINKAGE = {".visible", ".weak", ".extern", ".common"}
-#: What a module's next part may begin with.
+#: Tokens with which the next part of a module may begin.
 _BEGINS = _LINKAGE | {".entry", ".func", ".global", ".const", ".shared"}
 
 
 class Parser(Reader):
-    """A module; ``program()`` is the entry."""
+    """Parses one module; ``program()`` is the entry point."""
 
     def __init__(self, text: str, max_target: int):
         super().__init__(text)
@@ -30,7 +30,7 @@ class Parser(Reader):
     # -- module level ----------------------------------------------------
 
     def program(self) -> Program:
-        """The whole module."""
+        """Read the whole module."""
         while self.tok.kind != "end":
             self._module_item()
         if not self.target:
@@ -80,7 +80,7 @@ class Parser(Reader):
                 return
 
     def _pragma(self) -> None:
-        """Those of linked modules carry the linker's options; others are for another compiler."""
+        """Read a pragma: those of linked modules carry the linker's options; others are for another compiler."""
         self.next()
         if match := re.fullmatch(r'"rgpu maxrregcount (\d{1,9})"', self.tok.text, re.ASCII):
             self.max_registers = int(match[1])
@@ -114,7 +114,7 @@ class Parser(Reader):
         if self.tok.text == "{":
             self.next()
             Body(self, fn).parse()
-        elif self.tok.text not in _BEGINS:  # compilers take a declaration without its semicolon; XLA has some
+        elif self.tok.text not in _BEGINS:  # compilers accept a declaration without its semicolon; XLA emits some
             self.expect(";")
         known = self.functions.get(fn.name)
         if known is None or known.body is None:
@@ -141,5 +141,5 @@ class Parser(Reader):
 
 
 def parse(text: str, max_target: int) -> Program:
-    """The ``Program`` in ``text``; raises ``PtxError``."""
+    """Return the ``Program`` in ``text``. Raises ``PtxError``."""
     return Parser(text, max_target).program()

@@ -6,7 +6,7 @@ from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.model import WIDTHS, Variable
 from rgpu.server.device.cpu.ptx.syntax.lexer import Token, float_value, int_value, tokenize
 
-LARGEST = 4 << 30  #: bytes of one variable; checked before anything is made of that size
+LARGEST = 4 << 30  #: bytes of one variable; checked before anything of that size is made
 MOST_ALIGNED = 1024  #: bytes
 
 
@@ -16,7 +16,7 @@ class Reader:
     def __init__(self, text: str):
         self.tokens = tokenize(text)
         self.at = 0
-        self.scopes = 0  #: ``{ }`` levels begun so far, of all functions: each has its number
+        self.scopes = 0  #: ``{ }`` levels begun so far, of all functions: each has its own number
 
     # -- token helpers ---------------------------------------------------
 
@@ -46,7 +46,7 @@ class Reader:
         return self.next()
 
     def integer(self) -> int:
-        """An integer literal with an optional sign."""
+        """Read an integer literal with an optional sign."""
         sign = -1 if self.accept("-") else 1
         token = self.next()
         if token.kind != "int":
@@ -54,14 +54,14 @@ class Reader:
         return sign * int_value(token.text)
 
     def name(self) -> Token:
-        """A word."""
+        """Read a word."""
         token = self.next()
         if token.kind != "word":
             raise PtxError(f"expected a name, found {token.text!r}", token.line)
         return token
 
     def skip_debug(self) -> None:
-        """A debug directive: to the end of its line, and its braces if it has any."""
+        """Skip a debug directive: to the end of its line, and its braces if it has any."""
         first = self.next()
         if first.text == ".section":
             self.skip_to("{")
@@ -73,7 +73,7 @@ class Reader:
             self.next()
 
     def skip_to(self, text: str) -> None:
-        """Read to the first ``text``, and that."""
+        """Read up to and including the first ``text``."""
         while not self.accept(text):
             if self.next().kind == "end":
                 raise PtxError(f"expected {text!r} before the end")
@@ -81,9 +81,9 @@ class Reader:
     # -- variables -------------------------------------------------------
 
     def variable(self, suffix: str = "", extern: bool = False) -> list[Variable]:
-        """``.space .align n .type name[dims] = init, …;`` (the ``;`` is read here).
+        """Read ``.space .align n .type name[dims] = init, …;`` (up to the ``;``).
 
-        ``suffix`` tells its key from those of equal names in other scopes.
+        ``suffix`` keeps its key apart from those of equal names in other scopes.
         """
         first = self.next()
         made = [self.variable_tail(first.text[1:], suffix, extern)]
@@ -93,7 +93,7 @@ class Reader:
         return made
 
     def parameters(self) -> list[Variable]:
-        """The parenthesised list of parameters or results of a function or prototype."""
+        """Read the parenthesised list of parameters or results of a function or prototype."""
         self.expect("(")
         params: list[Variable] = []
         while not self.accept(")"):
@@ -105,7 +105,7 @@ class Reader:
         return params
 
     def variable_tail(self, space: str, suffix: str = "", extern: bool = False) -> Variable:
-        """What follows ``.space``."""
+        """Read the part of a declaration after ``.space``."""
         align, kind, lanes, managed = 0, "", 1, False
         while self.tok.kind == "directive":
             token = self.next()
@@ -151,7 +151,7 @@ class Reader:
         )
 
     def _variable_attributes(self) -> bool:
-        """``(.managed, .unified(n, n))``: whether it is managed; a unified one is at one place on all devices."""
+        """Read ``(.managed, .unified(n, n))``; returns whether it is managed. A unified one has one place only."""
         managed = False
         self.expect("(")
         while not self.accept(")"):
@@ -178,7 +178,7 @@ class Reader:
         return count, unsized
 
     def _initialiser(self) -> list:
-        """Flat list of ints, floats and ``(symbol, offset)`` pairs."""
+        """Read a flat list of ints, floats and ``(symbol, offset)`` pairs."""
         if self.accept("{"):
             items: list = []
             while not self.accept("}"):

@@ -1,1 +1,1 @@
-"""Textures and surfaces of PTX: what kernels read of an object, the instructions, how they sample."""
+"""Textures and surfaces of PTX: the parts of an object that kernels read, the instructions, the sampling."""

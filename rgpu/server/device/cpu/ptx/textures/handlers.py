@@ -17,14 +17,14 @@ _GRADIENT = {"1d": 1, "a1d": 1, "2d": 2, "a2d": 2, "3d": 3}
 
 
 def _handle(g: Gen, ins: Instruction, where: Operand) -> str:
-    """The lanes' handles: an object, no reference by name."""
+    """Return the lanes' handles: of an object; references by name are refused."""
     if not isinstance(where, Addr) or not isinstance(where.base, Reg) or where.base.width != 64 or where.offset:
         raise ins.refuse("a texture or surface reference: use an object")
     return f"<32 x i64> {g.read(where.base, 64)}"
 
 
 def _place(g: Gen, ins: Instruction, where: Operand) -> tuple[str, list[Operand]]:
-    """``[handle, {coordinates}]``; a single coordinate may stand without braces."""
+    """Return the parts of ``[handle, {coordinates}]``; a single coordinate may stand without braces."""
     if not isinstance(where, Vec) or len(where.items) < 2:
         raise ins.refuse("needs coordinates")
     first, *rest = where.items
@@ -36,7 +36,7 @@ def _place(g: Gen, ins: Instruction, where: Operand) -> tuple[str, list[Operand]
 
 
 def _part(g: Gen, values: str, n: int, lanes: int, bits: int) -> str:
-    """The n-th vector of a result."""
+    """Return the n-th vector of a result."""
     if lanes == 1:
         return values
     mask = ", ".join(f"i32 {32 * n + lane}" for lane in range(32))
@@ -53,7 +53,7 @@ def _give(g: Gen, ins: Instruction, dest: Operand, values: str, lanes: int, bits
 
 
 def _coordinates(g: Gen, ins: Instruction, geometry: str, given: Sequence[Operand]) -> list[str]:
-    """x, y, z and the layer as arguments. Vectors have 1, 2 or 4 elements: what is too much is not looked at."""
+    """Return x, y, z and the layer as arguments. Vectors have 1, 2 or 4 elements; surplus ones are ignored."""
     count, layered = sampling_ir.GEOMETRIES[geometry]
     wanted = count + layered
     if len(given) not in (wanted, 4 if wanted == 3 else wanted):
@@ -69,7 +69,7 @@ def tex(g: Gen, ins: Instruction, m: Mods) -> None:
     """Emit tex: implicit, explicit and computed level of detail."""
     how = m.take("base", "level", "grad")
     kind = m.type("s32", "f32")
-    m.type("s32", "u32", "f32")  # as what the bits are taken: the texture says what they are
+    m.type("s32", "u32", "f32")  # how the bits are interpreted is determined by the texture
     geometry = m.take(*sampling_ir.GEOMETRIES)
     if not geometry or not m.has("v4"):
         raise ins.refuse()
@@ -91,7 +91,7 @@ def tex(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def _level_of(g: Gen, ins: Instruction, geometry: str, handle: str) -> str:
-    """The level at which a step of the gradients is a texel: log2 of the longer one, in texels of the first level."""
+    """Return the level where a step of the gradients is a texel: log2 of the longer one, in first-level texels."""
     count = _GRADIENT.get(geometry)
     if count is None:
         raise ins.refuse("gradients of a cube")
@@ -146,7 +146,7 @@ def ask(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def _surface(g: Gen, ins: Instruction, m: Mods, where: Operand) -> tuple[int, int, str, list[str]]:
-    """Bits and number of the values, what is done outside, and the place as arguments."""
+    """Return bits and number of the values, the mode outside the surface, and the place as arguments."""
     outside = m.type(surfaces_ir.TRAP, surfaces_ir.CLAMP, surfaces_ir.ZERO)
     bits = int(m.type("b8", "b16", "b32", "b64")[1:])
     lanes = m.take("v2", "v4")
@@ -176,7 +176,7 @@ def suld(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("sust")
 def sust(g: Gen, ins: Instruction, m: Mods) -> None:
-    """Emit sust.b; what converts (sust.p) is refused."""
+    """Emit sust.b; the converting form (sust.p) is refused."""
     if len(ins.operands) != 2:
         raise ins.refuse()
     bits, lanes, outside, places = _surface(g, ins, m, ins.operands[0])

@@ -1,7 +1,7 @@
 """Helpers that sample textures: nearest and linear filtering, levels, cubes, gathering.
 
-How a texture is sampled: CUDA C++ Programming Guide, "Texture Fetching". Weights of linear filtering have 8 fractional
-bits; coordinates are not rounded otherwise. A cube's faces are filtered each for itself.
+The rules of sampling: CUDA C++ Programming Guide, "Texture Fetching". Weights of linear filtering have 8 fractional
+bits; coordinates are not rounded otherwise. Each face of a cube is filtered separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rgpu.server.device.cpu.textures import record as tx
 
 
 def _sample(dims: int, cube: bool) -> str:
-    """One level: nearest texel, or 2, 4, 8 of them weighted."""
+    """Return IR that samples one level: nearest texel, or 2, 4, 8 of them weighted."""
     axes = AXES[:dims]
     text = [places(dims, cube), field("linear", "%d", tx.D_LINEAR),
             "  %isl = icmp ne i64 %linear, 0\n  br i1 %isl, label %filtered, label %nearest\nnearest:"]
@@ -63,7 +63,7 @@ def _sample(dims: int, cube: bool) -> str:
 
 
 def _fetch(dims: int) -> str:
-    """One level, by whole numbers."""
+    """Return IR that fetches from one level, by whole numbers."""
     text = [field("fetch", "%d", tx.D_FETCH), "  %isf = icmp ne i64 %fetch, 0"]
     for n in range(dims):
         a = AXES[n]
@@ -82,7 +82,7 @@ def _fetch(dims: int) -> str:
 
 
 def _levels(kind: str, passed: str) -> str:
-    """The level or two that %lod asks for."""
+    """Return IR that samples the one or two levels that %lod selects."""
     call = f"call <4 x i32> @tx_level(ptr %d, ptr %L, {passed})"
     return f"""
 {field("count", "%d", tx.D_LEVELS)}
@@ -188,7 +188,7 @@ GEOMETRIES = {"1d": (1, False), "2d": (2, False), "3d": (3, False), "a1d": (1, T
 
 
 def _lane_coordinates(geometry: str, whole: bool) -> tuple[str, str]:
-    """IR from %cx, %cy, %cz, %cl (i32 bits) to what tx_level takes, and that argument list."""
+    """Return IR that turns %cx, %cy, %cz, %cl (i32 bits) into tx_level's arguments, and that argument list."""
     count, layered = GEOMETRIES[geometry]
     cube = geometry.endswith("cube")
     text = []
@@ -218,7 +218,7 @@ def _lane_coordinates(geometry: str, whole: bool) -> tuple[str, str]:
 
 @memo
 def sample(geometry: str, whole: bool) -> Helper:
-    """``<128 x i32> rt_tex(T, mask, handles, x, y, z, layer, lod)``; ``whole``: coordinates are whole numbers."""
+    """Make ``<128 x i32> rt_tex(T, mask, handles, x, y, z, layer, lod)``; ``whole``: coordinates are whole numbers."""
     count, layered = GEOMETRIES[geometry]
     dims = 2 if geometry.endswith("cube") else count
     cube = geometry.endswith("cube")
@@ -244,7 +244,7 @@ take:
 
 @memo
 def gather(component: int) -> Helper:
-    """``rt_tld4``: one channel of the four texels that linear filtering in two dimensions would weigh."""
+    """Make ``rt_tld4``: one channel of the four texels that linear filtering in two dimensions would weigh."""
     body = [places(2, False)]
     for a in ("x", "y"):
         body.append(f"  %b{a} = fsub double %u{a}, 0.5\n  %f{a} = call double @llvm.floor.f64(double %b{a})\n"

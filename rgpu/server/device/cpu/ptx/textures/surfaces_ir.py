@@ -1,4 +1,4 @@
-"""Helpers that load from surfaces and store to them, and that ask for facts of a texture or surface."""
+"""Helpers that load from surfaces and store to them, and that query facts of a texture or surface."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT, field
 from rgpu.server.device.cpu.ptx.textures.texels_ir import LOOK, made, per_lane, vector_arguments
 from rgpu.server.device.cpu.textures import record as tx
 
-TRAP, CLAMP, ZERO = "trap", "clamp", "zero"  #: of an access outside
+TRAP, CLAMP, ZERO = "trap", "clamp", "zero"  #: effects of an access outside
 
 def _surface_address(size: int, mode: str, dims: int) -> str:
-    """Where an access of ``size`` bytes lies: 0 where it has no effect. %x counts bytes."""
+    """Return IR for the address of an access of ``size`` bytes: 0 where it has no effect. %x counts bytes."""
     text = [f"""  %l = getelementptr i64, ptr %d, i64 {tx.D_TABLE}
 {field("base", "%l", tx.L_ADDRESS)}
 {field("width", "%l", tx.L_WIDTH)}
@@ -56,7 +56,7 @@ no:""")
     return "\n".join(text)
 
 
-#: geometry → coordinates in memory that its operands are: x always first
+#: geometry → the memory coordinates in the order of its operands: x always first
 SURFACES = {"1d": "x", "2d": "xy", "3d": "xyz", "a1d": "zx", "a2d": "zxy"}
 
 
@@ -83,7 +83,7 @@ _WHERE = [("h", "i64"), ("cx", "i32"), ("cy", "i32"), ("cz", "i32")]
 
 @memo
 def surface_load(bits: int, values: int, mode: str) -> Helper:
-    """``<32·values x ibits> rt_suld(T, mask, handles, x, y, z)``."""
+    """Make ``<32·values x ibits> rt_suld(T, mask, handles, x, y, z)``."""
     extra, find = _surface(bits, values, mode)
     result = f"<{32 * values} x i{bits}>"
     call = f"{find}\n  %got = load <{values} x i{bits}>, ptr %p, align {bits // 8}"
@@ -93,7 +93,7 @@ def surface_load(bits: int, values: int, mode: str) -> Helper:
 
 @memo
 def surface_store(bits: int, values: int, mode: str) -> Helper:
-    """``void rt_sust(T, mask, handles, x, y, z, values …)``."""
+    """Make ``void rt_sust(T, mask, handles, x, y, z, values …)``."""
     extra, find = _surface(bits, values, mode)
     given = [(f"g{n}", f"i{bits}") for n in range(values)]
     stores = "\n".join(f"  %to{n} = getelementptr i{bits}, ptr %p, i64 {n}\n"
@@ -105,7 +105,7 @@ def surface_store(bits: int, values: int, mode: str) -> Helper:
 
 @memo
 def query(surface: int, index: int, of_level: bool) -> Helper:
-    """``<32 x i32> rt_txq(T, mask, handles, level)``: a word of the descriptor, or of one of its levels."""
+    """Make ``<32 x i32> rt_txq(T, mask, handles, level)``: a word of the descriptor, or of one of its levels."""
     arguments = [("h", "i64"), ("cl", "i32")]
     word = f"""{field("count", "%d", tx.D_LEVELS)}
   %given = zext i32 %cl to i64

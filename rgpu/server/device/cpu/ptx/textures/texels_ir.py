@@ -1,6 +1,6 @@
 """Texels of a texture in LLVM IR: the descriptor of a handle, addresses and formats, and the loop over lanes.
 
-In double precision with the hardware's weights, one lane after the other.
+Computed in double precision with the hardware's weights, one lane after the other.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from rgpu.server.device.cpu.ptx.ops.lanes_ir import each_lane
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT, field
 from rgpu.server.device.cpu.textures import record as tx
 
-#: Lanes of a result: four vectors behind each other.
+#: Lanes of a result: four vectors, one after another.
 RESULT = "<128 x i32>"
 
 
 def made(result: str, tag: str, args: str, body: str, needs: tuple[Helper, ...], extra: str) -> Helper:
-    """A helper whose private functions have names of their own: several are compiled as one module."""
+    """Make a helper whose private functions have names of their own: several are compiled as one module."""
     own = re.sub(r"@(tx|sf)_", rf"@{tag}_\1_", f"{extra}\0{body}")
     extra, _, body = own.partition("\0")
     return helper(result, f"rt_{tag}", args, body, needs, extra)
 
 
-# The descriptor of a handle; null, and an error, for one that is none of this kind.
+# The descriptor of a handle; null, and an error, for a handle of another kind or none.
 LOOK = helper(
     "ptr", "rt_texture", "i64 %h, i64 %surface, ptr %T",
     f"""{field("n", "%T", T_TEXTURE_COUNT)}
@@ -46,7 +46,7 @@ bad:
   call void @rt_report(ptr %T, i64 {ILLEGAL_ADDRESS}, i64 %h)
   ret ptr null""", (REPORT,))
 
-# An index brought into [0, n), or -1 for the border.
+# Brings an index into [0, n); -1 for the border.
 _WRAP = private("i64", "tx_wrap", "i64 %i, i64 %n, i64 %mode", """
   %last = sub i64 %n, 1
   %r = srem i64 %i, %n
@@ -76,7 +76,7 @@ _WRAP = private("i64", "tx_wrap", "i64 %i, i64 %n, i64 %mode", """
 
 
 def _channel_cases() -> str:
-    """One block for each format: the channel's bits as they are returned."""
+    """Return one block for each format: the channel's bits as they are returned."""
     text = []
     for code, (size, kind) in enumerate(tx.FORMATS.values()):
         bits = 8 * size
@@ -135,7 +135,7 @@ _SRGB = private("i32", "tx_srgb", "i32 %v", """
 
 
 def _texel() -> str:
-    """The four channels of a texel, by indices of which -1 is the border."""
+    """Return IR for the four channels of a texel, by indices of which -1 is the border."""
     lines = [f"""
   %ij = or i64 %i, %j
   %ijk = or i64 %ij, %k
@@ -206,7 +206,7 @@ MODE = (tx.D_MODE_X, tx.D_MODE_Y, tx.D_MODE_Z)
 
 
 def places(dims: int, cube: bool) -> str:
-    """IR for %ux …: coordinates in texels; %nx …, %mx …: extents and modes."""
+    """Return IR for %ux …: coordinates in texels; %nx …, %mx …: extents and modes."""
     text = [field("normal", "%d", tx.D_NORMALIZED), f"  %isn = icmp ne i64 %normal, {-1 if cube else 0}"]
     for n in range(dims):
         a = AXES[n]
@@ -219,7 +219,7 @@ def places(dims: int, cube: bool) -> str:
 
 
 def index_of(name: str, axis: str, value: str) -> str:
-    """IR for %name: an index from a floored coordinate."""
+    """Return IR for %name: an index from a floored coordinate."""
     return (f"  %{name}.f = call i64 @llvm.fptosi.sat.i64.f64(double {value})\n"
             f"  %{name}.l = call i64 @llvm.smax.i64(i64 %{name}.f, i64 -1073741824)\n"
             f"  %{name}.c = call i64 @llvm.smin.i64(i64 %{name}.l, i64 1073741824)\n"

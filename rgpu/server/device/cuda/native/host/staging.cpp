@@ -15,7 +15,7 @@ namespace rgpu {
 
 namespace {
 
-// Memory that others may map read-only, and not change; null where that cannot be had.
+// Memory that other processes may map read-only, and not change; null where that is not available.
 uint8_t *shareable(size_t size, int &fd) {
     fd = memfd_create("rgpu-answers", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return nullptr;
@@ -57,7 +57,7 @@ CUresult Staging::open(size_t ring, size_t arena) {
     if (CUresult result = open_arena(arena)) return result;
     holes_[0] = arena_size_;
 
-    // A sixteenth for each of the small grades, a quarter for large slots, the rest for frames.
+    // A sixteenth for each of the small sizes, a quarter for large slots, the rest for frames.
     uint8_t *at = base_;
     const size_t shares[3] = {ring / 16, ring / 16, ring / 4};
     for (int grade = 0; grade < 3; ++grade) {

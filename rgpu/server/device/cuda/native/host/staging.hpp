@@ -1,12 +1,10 @@
-// Pinned host memory, allocated and touched once at start: slots and frames for
-// what goes to the device, an arena for what comes from it.
+// Pinned host memory, allocated and touched once at start: slots and frames for data to the device, an arena for data
+// from it.
 //
-// Slots come in three sizes, so that a small copy does not hold a megabyte
-// while it waits behind a kernel. A frame is a buffer that the receiver
-// decrypts a message into; bulk goes to the device straight from it. The arena
-// holds the payloads of answers until the program has them; what does not fit
-// there is pinned on its own and kept for the next one. The arena is a memfd
-// where that can be had, so that a program on this host reads answers from it.
+// Slots have three sizes, so that a small copy does not hold a megabyte while it waits behind a kernel. A frame is a
+// buffer into which the receiver decrypts a message; bulk data is copied to the device straight from it. The arena
+// holds the payloads of answers until the program has them; a payload that does not fit is pinned on its own and kept
+// for reuse. The arena is a memfd where available, so that a program on this host reads answers from it.
 //
 // Not locked: the engine calls it under its mutex.
 #pragma once
@@ -21,7 +19,7 @@
 
 namespace rgpu {
 
-inline constexpr size_t kFrameSize = (4u << 20) + 4096;  // the longest message of a data link fits
+inline constexpr size_t kFrameSize = (4u << 20) + 4096;  // room for the longest message of a data link
 inline constexpr size_t kSlotSizes[3] = {4096, 65536, 1u << 20};
 
 struct Slot {
@@ -49,14 +47,14 @@ class Staging {
     CUresult open(size_t ring, size_t arena);
     void close();
 
-    bool take_slot(size_t wanted, Slot &slot);  // a smaller one than wanted if wanted is larger than the largest
+    bool take_slot(size_t wanted, Slot &slot);  // a smaller one than wanted if that is larger than the largest
     void give_slot(const Slot &slot);
     Frame *take_frame();
     void hold(Frame *frame) { ++frame->references; }
     void give_frame(Frame *frame);
     Frame *frame_of(const uint8_t *data);  // the frame that holds this byte, or null
 
-    // The arena, as memory that another process may map: a memfd, or -1 where it is none.
+    // The arena, as memory that another process may map: a memfd, or -1 if it is none.
     int area(const uint8_t *&data, size_t &size) const {
         data = arena_;
         size = arena_size_;
@@ -67,7 +65,7 @@ class Staging {
     void give_buffer(const HostBuffer &buffer);
 
    private:
-    static constexpr size_t kKept = 1ull << 30;  // bytes of buffers of their own that are kept for reuse
+    static constexpr size_t kKept = 1ull << 30;  // bytes of separately pinned buffers that are kept for reuse
 
     Driver &driver_;
     uint8_t *base_ = nullptr;

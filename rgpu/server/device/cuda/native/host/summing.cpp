@@ -11,8 +11,8 @@ namespace rgpu {
 namespace {
 constexpr uint32_t kPolynomial = 0xEDB88320u;
 constexpr uint32_t kOne = 0x80000000u;  // x^0, in reflected bit order
-constexpr size_t kShare = 256 * 1024;   // bytes for which a thread is worth waking
-constexpr unsigned kHelpers = 3;        // RGPU_SUM_THREADS: fewer
+constexpr size_t kShare = 256 * 1024;   // bytes for which waking a thread pays
+constexpr unsigned kHelpers = 3;        // RGPU_SUM_THREADS can lower it
 
 // The product of two polynomials modulo the CRC's.
 constexpr uint32_t times(uint32_t a, uint32_t b) {
@@ -24,7 +24,7 @@ constexpr uint32_t times(uint32_t a, uint32_t b) {
     return product;
 }
 
-// x^8, x^16, x^32 …: what so many bytes behind a message multiply its remainder by, for each power of two.
+// x^8, x^16, x^32 …: factors of a message's remainder for so many bytes behind it, for each power of two.
 constexpr auto make_powers() {
     std::array<uint32_t, 64> powers{};
     powers[0] = kOne >> 8;

@@ -1,4 +1,4 @@
-// The checksum of a long payload by several threads: one reads memory more slowly than links bring it.
+// The checksum of a long payload by several threads: one thread reads memory more slowly than links deliver it.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace rgpu {
 
-// The CRC-32 of A and B in one run, from that of each (started with 0) and the length of B.
+// The CRC-32 of A followed by B, from that of each (started with 0) and the length of B.
 uint32_t crc32_joined(uint32_t first, uint32_t second, uint64_t second_size);
 
-// As crc32(); long data are shared out to helper threads (none where processors are few) and this one.
+// As crc32(); long data are shared between helper threads (none where processors are few) and this one.
 uint32_t crc32_long(uint32_t crc, const void *data, size_t size);
 
 }  // namespace rgpu

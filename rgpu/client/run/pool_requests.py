@@ -1,8 +1,8 @@
-"""The agent's dealings with the pool: control calls off the event loop, by a few helper threads.
+"""The agent's control calls to the pool, off the event loop, on a few helper threads.
 
 Every reply may name the pool's control endpoints; they are kept, so that an
-agent that ran for days still knows whom to ask (OWNERSHIP 7). When nobody
-known answers, the pool's description is read again (``known_nodes.py``).
+agent that ran for days still reaches a node (OWNERSHIP 7). When no known node
+answers, the pool's description is read again (``known_nodes.py``).
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ log = get_logger(__name__)
 
 THREADS = 4
 FIND_TIMEOUT = 5.0
-OVER = frozenset({"ended", "failed"})  #: states of a session that comes back no more
+OVER = frozenset({"ended", "failed"})  #: final states of a session
 
 
 @dataclass
 class Grant:
-    """What lets the agent attach: renewed while the session lives."""
+    """Permission for the agent to attach: renewed while the session lives."""
 
     ticket: bytes
     secret: bytes = field(repr=False)
     expires: float = 0.0  #: unix seconds, of the pool's clock
-    keys: KeyPair | None = None  #: the agent's, whose own tickets are taken by all but nodes of the previous version
+    keys: KeyPair | None = None  #: the agent's; all nodes but those of the previous version accept tickets made with it
     clock: PoolClock = field(default_factory=PoolClock, repr=False)
 
     @property
     def seconds_left(self) -> float:
-        """How long the ticket is good still."""
+        """Seconds for which the ticket is still valid."""
         return self.expires - self.clock.now()
 
     def at(self, owner: Owner, session: str) -> tuple[bytes, bytes]:
-        """Ticket and secret for one connection to ``owner``. Raises :class:`AuthenticationFailed` for a key of its that
-        is none.
+        """Return ticket and secret for one connection to ``owner``. Raises :class:`AuthenticationFailed` if its key is
+        invalid.
         """
         if self.keys is None or not owner.public:
             return self.ticket, self.secret
@@ -57,7 +57,7 @@ class Grant:
         return made.ticket, made.secret
 
 
-class Desk:
+class PoolRequests:
     """Control calls of one agent; several at once, each with a client of its own."""
 
     def __init__(self, keys: KeyPair, endpoints: list[Endpoint],
@@ -65,7 +65,7 @@ class Desk:
                  described: Callable[[], list[Endpoint]] | None = None,
                  learned: Callable[[list[Endpoint]], None] | None = None) -> None:
         """``described()``: the endpoints that the pool's description names now. ``learned(endpoints)``: called with
-        those that a reply named, when they are others than before."""
+        those that a reply named, when they differ from those before."""
         self._keys = keys
         self._make = make
         self.nodes = KnownNodes(endpoints, described or (lambda: []), time.monotonic(), learned)
@@ -79,13 +79,13 @@ class Desk:
         return self._threads.submit(work, *args)
 
     def call(self, verb: str, args: dict[str, Any], timeout: float = 10.0, **more: Any) -> Any:
-        """Call a verb as :meth:`ControlClient.call` does, from any thread; of nodes of the description if no known one
+        """Call a verb as :meth:`ControlClient.call` does, from any thread; on nodes of the description if no known one
         answers.
         """
         try:
             return self._call(self.nodes.endpoints, verb, args, timeout, **more)
         except (PoolUnavailable, AuthenticationFailed) as error:
-            said = error  # a known node may have answered by it
+            said = error  # it may be the answer of a known node
             others = self.nodes.described(time.monotonic())
             if not others:
                 raise
@@ -120,12 +120,12 @@ class Desk:
         return result
 
     def ask_nodes(self) -> None:
-        """Ask who the nodes are now; a failure is only logged."""
+        """Ask for the present nodes; a failure is only logged."""
         self.quietly("pool.ping", {}, FIND_TIMEOUT)
 
-    # -- what sessions ask --------------------------------------------------------------
+    # -- calls for sessions --------------------------------------------------------------
     def find_owner(self, session: str, seen: int = 0) -> OwnerKnown | OwnerUnknown | OwnerGone:
-        """Ask any node who owns the session. ``seen``: our highest epoch, which a registry that went back lacks."""
+        """Ask any node for the session's owner. ``seen``: our highest epoch, which a restored registry may lack."""
         try:
             reply = self.call("session.owner", {"session": session, "epoch": seen}, FIND_TIMEOUT)
         except NotFound as error:
@@ -135,7 +135,7 @@ class Desk:
         return owner_event(reply)
 
     def renew(self, session: str) -> Grant | None:
-        """A new ticket; None when it cannot be had now."""
+        """Return a new ticket; None when it is not available now."""
         try:
             return self.grant(self.call("session.renew_ticket", {"session": session}, FIND_TIMEOUT))
         except (RgpuError, KeyError, TypeError) as error:
@@ -143,13 +143,13 @@ class Desk:
             return None
 
     def grant(self, reply: dict[str, Any]) -> Grant:
-        """Read what lets the agent attach out of a node's reply."""
+        """Read the permission to attach out of a node's reply."""
         latest = self.clock.now() + LIFETIME  # for a node that names no time, and whose clock is ahead of this one
         return Grant(bytes(reply["ticket"]), bytes(reply["secret"]),
                      min(float(reply.get("expires") or latest), latest), self._keys, self.clock)
 
     def quietly(self, verb: str, args: dict[str, Any], timeout: float = 10.0) -> bool:
-        """A call whose failure is only logged."""
+        """Call a verb; a failure is only logged. Return whether it succeeded."""
         try:
             self.call(verb, args, timeout)
             return True
@@ -169,7 +169,7 @@ class Desk:
 
 
 def owner_event(reply: Any) -> OwnerKnown | OwnerUnknown | OwnerGone:
-    """A reply of session.owner as an event; one without an address is *unknown*."""
+    """Return a reply of session.owner as an event; one without an address is *unknown*."""
     now = time.monotonic()
     try:
         if reply.get("state") in OVER:

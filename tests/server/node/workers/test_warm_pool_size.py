@@ -14,8 +14,8 @@ from rgpu.server.node.devices.slots import DeviceSlot, DeviceSlots
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.worker_exits import LeavingWorkers
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
-from rgpu.server.node.workers import warm_stock
-from rgpu.server.node.workers.warm_stock import AUTO, CONTEXT_MEMORY, Host, idle_processors, wanted
+from rgpu.server.node.workers import warm_pool_size
+from rgpu.server.node.workers.warm_pool_size import AUTO, CONTEXT_MEMORY, Host, idle_processors, wanted
 from rgpu.session.errors import Refused, UsageError
 
 GIB = 1 << 30
@@ -27,7 +27,7 @@ GIB = 1 << 30
     (AUTO, "cpu:0", Host(2, 8 * GIB, 1), 0, 1),  # few processors
     (AUTO, "cpu:0", Host(16, 128 * GIB, 1), 0, 4),
     (AUTO, "cpu:0", Host(16, 2 * GIB, 1), 0, 1),  # little memory: one all the same
-    (AUTO, "cuda:0", Host(64, 512 * GIB, 1), 140 * GIB, warm_stock.MOST),
+    (AUTO, "cuda:0", Host(64, 512 * GIB, 1), 140 * GIB, warm_pool_size.MOST),
     (AUTO, "cuda:0", Host(64, 512 * GIB, 8), 140 * GIB, 4),  # shared among eight devices
     (AUTO, "cuda:0", Host(64, 512 * GIB, 1), 24 * GIB, 2),  # a small device
     (AUTO, "cuda:0", Host(64, 512 * GIB, 1), 0, 1),  # a device that is promised to somebody
@@ -41,14 +41,14 @@ def test_those_that_are_there_do_not_lower_what_is_wanted() -> None:
     host, room, have = Host(64, 40 * GIB, 1), 140 * GIB, 0
     target = wanted(AUTO, "cuda:0", host, room, have)
     for have in range(1, target + 1):
-        taken = have * warm_stock.HOST_MEMORY["cuda"]
+        taken = have * warm_pool_size.HOST_MEMORY["cuda"]
         now = Host(64, 40 * GIB - taken, 1)
         assert wanted(AUTO, "cuda:0", now, room - (have - 1) * CONTEXT_MEMORY, have) == target
 
 
 def test_idle_processors_are_counted_from_the_kernels_ticks() -> None:
     assert idle_processors(1000, 1050, 0.5) == pytest.approx(1.0)
-    assert warm_stock.idle_ticks() > 0 and warm_stock.look_at_host(1).available > 0
+    assert warm_pool_size.idle_ticks() > 0 and warm_pool_size.look_at_host(1).available > 0
 
 
 def test_the_settings_words() -> None:

@@ -3,12 +3,12 @@
 ======================= ==========================================================
 ``--warm-workers N``    N for each device
 ``--warm-workers auto`` as many as fit, one at least: into 1/16 of the host's memory
-                        that is available, into 1/16 of the device's memory that was
-                        promised to nobody, four processors to each, :data:`MOST` at most
+                        that is available, into 1/16 of the device's memory that is
+                        promised to no session, four processors to each, :data:`MOST` at most
 ======================= ==========================================================
 
-The first of a device is started at once: the next session needs it. Those beyond it wait for an idle processor, so that
-they take nothing from what runs; they give way to a session that needs the device's memory.
+The first of a device is started at once: the next session needs it. Further ones wait for an idle processor, so that
+they do not slow running work; they end when a session needs the device's memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ AUTO = -1  #: the setting's value for ``auto``
 MOST = 8
 SHARE = 16  #: one part in so many of what is free
 PROCESSORS = 4  #: for each
-#: Device memory that a worker's context and modules take, about.
+#: Approximate device memory of a worker's context and modules.
 CONTEXT_MEMORY = 600 << 20
-#: Host memory that a warm worker takes, about: by the kind of its device.
+#: Approximate host memory of a warm worker, by the kind of its device.
 HOST_MEMORY = {"cpu": 160 << 20, "cuda": 1 << 30}
 IDLE = 0.9  #: of a processor, at least, for one more
-LOOK_SECONDS = 0.25  #: over which it is seen whether processors are idle
+LOOK_SECONDS = 0.25  #: over which idle time of processors is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host has: processors, bytes of memory that are available, devices that it shares among."""
+    """Resources of a host: processors, bytes of available memory, devices among which they are shared."""
 
     processors: int
     available: int
@@ -39,9 +39,9 @@ class Host:
 
 
 def wanted(setting: int, device: str, host: Host, room: int, have: int) -> int:
-    """How many warm workers ``device`` is to have. ``room``: its bytes that nobody was promised; ``have``: those there.
+    """How many warm workers ``device`` is to have. ``room``: its bytes promised to no session; ``have``: existing ones.
 
-    Those that are there count with what they take, so that the answer does not fall by its own consequence.
+    Memory of existing ones counts as free, so that starting one does not lower the result.
     """
     if setting != AUTO:
         return setting
