@@ -18,7 +18,7 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 @click.option("--nodes", type=click.Path(path_type=Path), required=True, help="The hosts, CSV.")
 @click.option("--tasks", type=click.Path(path_type=Path), required=True, help="The recorded tasks, CSV.")
 @click.option("--policy", default="fgd", show_default=True,
-              help="random, best-fit, packing, fgd; several with commas; all.")
+              help="Placement policies, several with commas, or all; a wrong name lists them.")
 @click.option("--rebalance", type=click.Choice(["on", "off", "both"]), default="off", show_default=True)
 @click.option("--gangs", is_flag=True, help="Spread tasks of several GPUs over several hosts where one has too few.")
 @click.option("--load", type=click.FloatRange(0.01, 10), default=1.3, show_default=True,

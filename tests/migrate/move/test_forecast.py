@@ -62,7 +62,7 @@ def test_a_promise_that_only_copying_keeps() -> None:
 
 
 @pytest.mark.parametrize("changes, slowdown, why", [
-    ({"free_pages": 5}, 0.5, "have room"),
+    ({"free_pages": 5}, 0.5, "there is memory"),
     ({"replay_refused": "a pin"}, 0.5, "a pin"),
     ({}, 0.0, "no slowdown"),
 ])

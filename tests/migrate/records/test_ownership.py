@@ -212,7 +212,7 @@ def test_what_cannot_be_parked() -> None:
         park(after(ownership.publish_checkpoint(running(recover=False), owner="a", epoch=1, checkpoint=checkpoint(5),
                                                 now=1.0,
                                            reason="x")))
-    with pytest.raises(Refused, match="move m is not settled"):
+    with pytest.raises(Refused, match="move m is not reconciled"):
         checkpointed_move = ownership.publish_checkpoint(moving("ready"), owner="a", epoch=1, checkpoint=checkpoint(5),
                                                          now=1.0, reason="x")
         aborted = ownership.abort(after(checkpointed_move), epoch=1, move="m", leader=LEADERS, now=1.0, reason="x")
