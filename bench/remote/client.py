@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from rgpu.client.data_link.connection import DataLink  # noqa: E402
 from rgpu.client.data_link.incoming import Incoming  # noqa: E402
 from rgpu.client.run.agent import Agent, Options  # noqa: E402
-from rgpu.client.run.pool_desk import Desk  # noqa: E402
+from rgpu.client.run.pool_requests import PoolRequests  # noqa: E402
 from rgpu.client.session.shipper import Shipper  # noqa: E402
 from rgpu.link.data import tickets  # noqa: E402
 from rgpu.link.keys import KeyPair, PoolFiles  # noqa: E402
@@ -125,7 +125,7 @@ class Bench:
         pool = Pool(self.files, self.keys, port, recover)
         self.agents = {shared: Agent(Options("bench", recover=recover, journal_limit=4 << 30, same_host=shared),
                                      self.keys, [], complain=print,
-                                     desk=Desk(self.keys, [], make=lambda keys, endpoints: pool))
+                                     requests=PoolRequests(self.keys, [], make=lambda keys, endpoints: pool))
                        for shared in (False, True)}
         for agent in self.agents.values():
             agent.start()

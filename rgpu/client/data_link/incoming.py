@@ -129,8 +129,8 @@ class Incoming:
             return
         what = shipper.deliveries.divergences[0].what
         shipper.lose(f"the recovered session diverged: {what} (--divergence stop); its journal is kept")
-        shipper.requests.submit(shipper.requests.quietly, "session.end", {"session": shipper.identity.session,
-                                                                  "reason": shipper.over, "exit_code": None}, 5.0)
+        ended = {"session": shipper.identity.session, "reason": shipper.over, "exit_code": None}
+        shipper.requests.submit(shipper.requests.quietly, "session.end", ended, 5.0)
 
     def _applied(self, position: int) -> None:
         shipper, shipping = self._shipper, self._shipper.shipping

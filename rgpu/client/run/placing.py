@@ -37,7 +37,7 @@ class PlacedSession:
     def _keep(self) -> None:
         while not self._taken.wait(KEEP_SECONDS):
             self._requests.quietly("session.keep", {"session": self._session, "program": self._args["program"]},
-                               ASK_TIMEOUT)
+                                   ASK_TIMEOUT)
 
     def take(self) -> dict[str, Any]:
         """Return the reply with the present owner and a new ticket. Raises :class:`Refused` if the session is over."""

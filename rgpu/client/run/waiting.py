@@ -39,7 +39,7 @@ def create_session(requests: PoolRequests, args: dict[str, Any], *, tell: Callab
     except _GivenUp as error:
         why = f"nobody waits for a place any longer: {error}"
         requests.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
-                     END_TIMEOUT)
+                         END_TIMEOUT)
         raise Refused(why) from None
 
 

@@ -361,8 +361,8 @@ class Shipper:
                 self._start_shipping(command.next)
             elif isinstance(command, at.Report):
                 self.requests.submit(self.requests.quietly, "session.unreachable",
-                                 {"session": self.identity.session, "epoch": command.owner.epoch,
-                                  "host": command.owner.host, "seconds": command.seconds})
+                                     {"session": self.identity.session, "epoch": command.owner.epoch,
+                                      "host": command.owner.host, "seconds": command.seconds})
             else:
                 self.lose(command.reason)
 
@@ -465,7 +465,7 @@ class Shipper:
             self.recorder.close()
         if not self._lost:
             self.requests.quietly("session.end", {"session": self.identity.session, "reason": reason,
-                                              "exit_code": code, "statistics": statistics}, 5.0)
+                                                  "exit_code": code, "statistics": statistics}, 5.0)
         self._loop.close()
         os.close(self._eventfd)
         self.returns.close()
