@@ -267,7 +267,8 @@ bool map_area(AnswerRing& r, int fd, std::uint32_t number, std::uint64_t size) {
       ::fstat(fd, &status) || static_cast<std::uint64_t>(status.st_size) != size ||
       static_cast<std::uint64_t>(status.st_blocks) * 512 < size)
     return false;
-  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+  // Not populated: that takes 0.4 ms for a MiB, in the thread that wakes the program's waiting calls.
+  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return false;
   ::madvise(map, size, MADV_DONTFORK);
   ::madvise(map, size, MADV_DONTDUMP);
