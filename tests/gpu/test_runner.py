@@ -98,6 +98,7 @@ FAKES = {
              "open(sys.argv[1], 'w').write(str(child.pid)); time.sleep(600)",
     "random": "import os; print('digest', os.urandom(32).hex())",
     "cached": "import os; print('note cache', os.environ['TRITON_CACHE_DIR']); print('says mine', os.environ['MINE'])",
+    "devices": "import os; print('says devices', os.environ.get('CUDA_VISIBLE_DEVICES'))",
     "driver": """
 import ctypes, hashlib
 d = ctypes.CDLL("libcuda.so.1")
@@ -149,6 +150,12 @@ def test_each_side_has_caches_of_its_own(executor: Executor) -> None:
     (run,) = executor.native(make(executor.folder, "cached", environment={"MINE": "yes"}))
     printed = parse(run.out)
     assert "/native/" in printed.notes["cache"] and printed.says["mine"] == "yes"
+
+
+def test_the_native_side_has_the_gpus_that_its_row_asks_for(executor: Executor) -> None:
+    for gpus, seen in ((1, "0"), (2, "0,1")):
+        (run,) = executor.native(make(executor.folder, "devices", gpus=gpus))
+        assert parse(run.out).says["devices"] == seen
 
 
 def test_a_program_that_does_not_compile(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ points = torch.randn(256, 3, device=DEVICE)
 fields = given.randn(256, -1).to(DEVICE)
 directions = o3.spherical_harmonics(o3.Irreps.spherical_harmonics(2), points, normalize=True)
 out = product(fields, directions)
-turn = o3.rand_matrix().to(DEVICE)
+turn = o3.rand_matrix()  # e3nn makes D matrices on the CPU
 turned = product(fields @ given.D_from_matrix(turn).T.to(DEVICE),
-                 o3.spherical_harmonics(o3.Irreps.spherical_harmonics(2), points @ turn.T, normalize=True))
+                 o3.spherical_harmonics(o3.Irreps.spherical_harmonics(2), points @ turn.T.to(DEVICE), normalize=True))
 off = (turned - out @ made.D_from_matrix(turn).T.to(DEVICE)).abs().max()
 says("equivariant", float(off) < 1e-3)
 optimizer = torch.optim.Adam(product.parameters(), lr=0.02)

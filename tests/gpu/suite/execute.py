@@ -52,7 +52,10 @@ class Executor:
 
     def native(self, row: Row) -> list[Run]:
         """Every part on this machine's own driver. Raises :class:`BuildError`."""
-        jobs = [(part, [*self.command(part), *part.arguments], self._environment(row, "native")) for part in row.parts]
+        environment = self._environment(row, "native")
+        # a session has as many GPUs as its row asks for, however many the machine has
+        environment.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(row.gpus))))
+        jobs = [(part, [*self.command(part), *part.arguments], environment) for part in row.parts]
         return self._together(row, jobs, "native")
 
     def remote(self, row: Row, pool: Pool) -> list[Run]:
