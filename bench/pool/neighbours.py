@@ -132,7 +132,7 @@ def side(name: str, options: argparse.Namespace, more: dict[str, str]) -> list[d
         return measure(lambda _, *words: Running([sys.executable, PROGRAM, *words], {**os.environ, **more}),
                        options.seconds, options.turns)
     if more:
-        os.environ.update(more | {"RGPU_BOX": "none"})
+        os.environ.update(more | {"RGPU_BOX": os.environ.get("RGPU_BOX", "off")})
     with tempfile.TemporaryDirectory(prefix="rgpu-neighbours-") as folder, \
             LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
         return measure(lambda session, *words: Running(
