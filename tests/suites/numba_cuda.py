@@ -4,10 +4,12 @@
     python -m tests.suites.numba_cuda                                  cudadrv and cudapy, on a pool of one cpu node
     python -m tests.suites.numba_cuda --only 'cudadrv.*' --jobs 2
     python -m tests.suites.numba_cuda --docs docs/users/numba.md       also writes the page
+    python -m tests.suites.numba_cuda --device cuda:0 --native --jobs 8    natively too: the same ends?
 
 Modules are printed as they end. Each module's log and lines, and numba-cuda.json with all counts and the rest, are
 written to --output ($OUT, or bench/results/numba-cuda). Every test that does not pass needs its reason in the table of
-``numba_reasons.py``. Exit status 1 when a test without a reason did not pass, or one that has a reason passed.
+``numba_reasons.py``. Exit status 1 when a test without a reason did not pass, or one that has a reason passed. With
+--native: when a test ends otherwise than natively.
 """
 
 from __future__ import annotations
@@ -95,24 +97,30 @@ def read(path: Path) -> list[Test]:
     return tests
 
 
-def run_module(name: str, environment: Mapping[str, str], output: Path, limit: float) -> Module:
-    """Run one module under ``rgpu run``; ``limit``: seconds after which it is ended."""
+def run_module(name: str, environment: Mapping[str, str] | None, output: Path, limit: float) -> Module:
+    """Run one module under ``rgpu run``, natively where ``environment`` is None; ``limit``: seconds until it is ended.
+    """
     lines, log = output / f"{name}.jsonl", output / f"{name}.log"
     lines.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "rgpu.cli.main", "run", "--quiet", "--time-limit", f"{int(limit)}s",
-               "--kill-after", "5s", "--", sys.executable, str(PROGRAM), str(lines), f"{PACKAGE}.{name}"]
+    command = [sys.executable, str(PROGRAM), str(lines), f"{PACKAGE}.{name}"]
+    if environment is None:
+        command = ["timeout", "--kill-after=5", str(int(limit)), *command]
+    else:
+        command = [sys.executable, "-m", "rgpu.cli.main", "run", "--quiet", "--time-limit", f"{int(limit)}s",
+                   "--kill-after", "5s", "--", *command]
     begun = time.monotonic()
     with open(log, "wb") as text:
-        code = subprocess.run(command, env=dict(environment), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=text,
-                              stderr=text).returncode
+        code = subprocess.run(command, env=dict(environment or {"CUDA_VISIBLE_DEVICES": "0", **os.environ}), cwd=ROOT,
+                              stdin=subprocess.DEVNULL, stdout=text, stderr=text).returncode
     seconds = time.monotonic() - begun
     ended = "" if code == 0 else f"not within {limit:.0f} s" if seconds >= limit else f"exit status {code}"
     return Module(name, round(seconds, 1), ended, read(lines))
 
 
-def run(names: Sequence[str], environment: Mapping[str, str], output: Path, jobs: int = 2, limit: float = 600,
+def run(names: Sequence[str], environment: Mapping[str, str] | None, output: Path, jobs: int = 2, limit: float = 600,
         after: Callable[[Module], None] = lambda module: None) -> list[Module]:
-    """Run modules, ``jobs`` at a time; ``after`` is called for each as it ends."""
+    """Run modules, ``jobs`` at a time; ``after`` is called for each as it ends. ``environment``: as run_module takes.
+    """
     output.mkdir(parents=True, exist_ok=True)
     done: list[Module] = []
 
@@ -138,6 +146,18 @@ def problems(found: Sequence[Module]) -> list[str]:
                 said.append(f"{test.id}: {test.outcome}: {test.reason or module.ended}")
             elif test.outcome == "passed" and known is not None and not known.sometimes:
                 said.append(f"{test.id}: passed, and is listed as failing: {known.text}")
+    return said
+
+
+def differences(native: Sequence[Module], remote: Sequence[Module]) -> list[str]:
+    """Name the tests that end otherwise under ``rgpu run`` than natively; not those that only one side planned."""
+    ended = {test.id: test for module in native for test in module.tests}
+    said = [f"{module.name}: no test was run ({module.ended or 'no tests in it'})" for module in remote
+            if not module.tests and any(one.name == module.name and one.tests for one in native)]
+    for test in (test for module in remote for test in module.tests):
+        at_home = ended.get(test.id)
+        if at_home is not None and at_home.outcome != test.outcome:
+            said.append(f"{test.id}: {test.outcome}, natively {at_home.outcome}: {test.reason or at_home.reason}")
     return said
 
 
@@ -225,6 +245,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="of the pool's node: cpu (default), cuda:0")
     parser.add_argument("--output", type=Path,
                         default=Path(os.environ.get("OUT", ROOT / "bench" / "results")) / "numba-cuda")
+    parser.add_argument("--native", action="store_true", help="run them natively too, on a GPU of this machine")
     parser.add_argument("--read", action="store_true", help="run nothing: count what an earlier run left in --output")
     parser.add_argument("--docs", type=Path, help="write this page from the results")
     options = parser.parse_args()
@@ -232,13 +253,21 @@ def main() -> int:
              if not options.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:
         parser.error(f"no module matches {' '.join(options.only)}")
+    at_home: list[Module] = []
+    if options.native:
+        folder = options.output / "native"
+        at_home = (earlier(names, folder) if options.read else
+                   run(names, None, folder, options.jobs, options.limit, show))
     found = earlier(names, options.output) if options.read else run_on_pool(names, options)
     patterns = [word for pattern in options.only for word in ("--only", pattern)]
-    about = report(found, shlex.join(["python", "-m", "tests.suites.numba_cuda", *patterns]))
+    on = (["--device", options.device] if options.device != "cpu" else []) + ["--native"] * options.native
+    about = report(found, shlex.join(["python", "-m", "tests.suites.numba_cuda", *on, *patterns]))
+    said = differences(at_home, found) if options.native else problems(found)
+    if options.native:
+        about |= {"native": summary(at_home), "differing": said}
     (options.output / "numba-cuda.json").write_text(json.dumps(about, indent=1) + "\n")
     if options.docs:
         options.docs.write_text(page(about), encoding="utf-8")
-    said = problems(found)
     print("\n".join([json.dumps(about["summary"]), *said]))
     return 1 if said else 0
 

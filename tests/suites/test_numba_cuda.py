@@ -58,6 +58,25 @@ def test_a_test_that_fails_without_a_reason_is_named(tmp_path: Path, monkeypatch
                     "a.b.lost: lost: exit status 139", "a.c: no test was run (no tests in it)"]
 
 
+def test_what_ends_otherwise_than_natively_is_named() -> None:
+    def module(name: str, *tests: tuple[str, str]) -> numba_cuda.Module:
+        return numba_cuda.Module(name, 1.0, "", [numba_cuda.Test(test, outcome, "why") for test, outcome in tests])
+
+    native = [module("a.b", ("a.b.one", "passed"), ("a.b.two", "failed"), ("a.b.three", "passed")),
+              module("a.c", ("a.c.one", "passed"))]
+    remote = [module("a.b", ("a.b.one", "passed"), ("a.b.two", "failed"), ("a.b.three", "skipped"),
+                     ("a.b.only", "passed")), module("a.c")]
+    assert numba_cuda.differences(native, remote) == [
+        "a.c: no test was run (no tests in it)", "a.b.three: skipped, natively passed: why"]
+
+
+def test_a_module_runs_natively_without_a_pool(tmp_path: Path) -> None:
+    """Without a GPU each of its tests fails or is skipped there; that is noted as such."""
+    (module,) = numba_cuda.run(["cudadrv.test_cuda_libraries"], None, tmp_path / "out", jobs=1, limit=100)
+    assert module.tests and not module.ended.startswith("not within")
+    assert not any("rgpu" in test.reason for test in module.tests)
+
+
 def test_every_listed_reason_is_of_tests_that_exist() -> None:
     names = {name.partition(".")[2] for name in numba_cuda.modules()}
     listed = {pattern.split(".")[1] for known in numba_reasons.KNOWN for pattern in known.tests}
