@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What a program keeps of its rate beside a kernel of another session that does not end.
 
-    python bench/pool/neighbours.py [--seconds 4] [--sides native,remote] [--mps]
+    python bench/pool/neighbours.py [--seconds 4] [--sides native,remote] [--mps 60]
     python bench/pool/neighbours.py --device cpu --seconds 2 --turns 100 --sides remote
 
 Neighbours: tiny kernels, each awaited; kernels of a millisecond, queued. Beside a kernel of one block, and of more
-blocks than the GPU holds. --mps: all processes of a side share a CUDA MPS server of their own (where
-`nvidia-cuda-mps-control` is there; node and workers take it over by CUDA_MPS_PIPE_DIRECTORY, without a box). Writes
-DATE-neighbours.json to --output ($OUT, or bench/results).
+blocks than the GPU holds. --mps: also as clients of an MPS server, none with more than that per cent of the GPU (the
+remote side by `rgpu server --mps`). A neighbour is started for each row: under MPS it may not outlive the other one.
+Writes DATE-neighbours.json to --output ($OUT, or bench/results).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from rgpu.server.node.devices.mps_server import MpsServer  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 from tests.support.pools.pool import LocalPool  # noqa: E402
 
@@ -87,52 +87,45 @@ def measure(start: Start, seconds: int, turns: int) -> list[dict[str, Any]]:
     """Rows of one side."""
     rows = []
     for kind, words in (("tiny", []), ("queue", [str(turns)])):
-        neighbour = start("neighbour-" + kind, kind, *words)
-        try:
-            neighbour.wait_lines(5, 90)
-            alone = rate(neighbour, seconds)
-            for name, blocks in KERNELS.items():
-                other = start("endless-" + kind + blocks, "endless", blocks)
+        for name, blocks in KERNELS.items():
+            neighbour = start(f"neighbour-{kind}-{blocks}", kind, *words)
+            try:
+                neighbour.wait_lines(5, 90)
+                alone = rate(neighbour, seconds)
+                other = start(f"endless-{kind}-{blocks}", "endless", blocks)
                 try:
                     other.wait_lines(1, 90)
                     time.sleep(1)
                     beside = rate(neighbour, seconds)
                 finally:
                     other.end()
-                time.sleep(3)
-                rows.append({"neighbour": kind, "beside": name, "alone": alone, "rate": beside,
-                             "kept": round(beside / alone, 4) if alone else None})
-                print(json.dumps(rows[-1]), flush=True)
-        finally:
-            neighbour.end()
+            finally:
+                neighbour.end()
+            time.sleep(3)
+            rows.append({"neighbour": kind, "beside": name, "alone": alone, "rate": beside,
+                         "kept": round(beside / alone, 4) if alone else None})
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 @contextlib.contextmanager
-def mps(folder: Path) -> Iterator[dict[str, str]]:
+def mps(folder: Path, share: int) -> Iterator[dict[str, str]]:
     """An MPS server of our own, and what makes processes use it. No setting of the card is changed."""
-    if shutil.which("nvidia-cuda-mps-control") is None:
-        raise SystemExit("--mps: there is no nvidia-cuda-mps-control here")
-    surroundings = {}
-    for name in ("PIPE", "LOG"):
-        (folder / name).mkdir()
-        surroundings[f"CUDA_MPS_{name}_DIRECTORY"] = str(folder / name)
-    control = ["nvidia-cuda-mps-control"]
-    subprocess.run([*control, "-d"], env=os.environ | surroundings, check=True)
+    server = MpsServer(folder, share)
+    server.start()
     try:
-        yield surroundings
+        yield server.environment()
     finally:
-        subprocess.run(control, input="quit\n", text=True, env=os.environ | surroundings, check=False)
+        server.stop()
 
 
 def side(name: str, options: argparse.Namespace, more: dict[str, str]) -> list[dict[str, Any]]:
-    """Measure natively, or in sessions of a pool of one node."""
+    """Measure natively, or in sessions of a pool of one node. ``more``: variables of the programs, of the node."""
     print(name, "with MPS" if more else "", flush=True)
     if name == "native":
         return measure(lambda _, *words: Running([sys.executable, PROGRAM, *words], {**os.environ, **more}),
                        options.seconds, options.turns)
-    if more:
-        os.environ.update(more | {"RGPU_BOX": os.environ.get("RGPU_BOX", "off")})
+    os.environ.update(more)
     with tempfile.TemporaryDirectory(prefix="rgpu-neighbours-") as folder, \
             LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
         return measure(lambda session, *words: Running(
@@ -148,15 +141,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=4)
     parser.add_argument("--turns", type=int, default=200_000, help="of the queued kernels' loop (about a millisecond)")
     parser.add_argument("--sides", default="native,remote")
-    parser.add_argument("--mps", action="store_true", help="share an MPS server, too")
+    parser.add_argument("--mps", type=int, default=0, metavar="PERCENT", help="as clients of an MPS server, too")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     options = parser.parse_args()
     found: dict[str, Any] = {"environment": environment(), "rows": {}}
     for name in options.sides.split(","):
         found["rows"][name] = side(name, options, {})
-        if options.mps:
-            with tempfile.TemporaryDirectory(prefix="rgpu-mps-") as folder, mps(Path(folder)) as more:
-                found["rows"][f"{name}, MPS"] = side(name, options, more)
+        if options.mps and name == "remote":
+            found["rows"][f"remote, MPS {options.mps}"] = side(name, options, {"RGPU_MPS": str(options.mps)})
+        elif options.mps:
+            with tempfile.TemporaryDirectory(prefix="rgpu-mps-") as folder, mps(Path(folder), options.mps) as more:
+                found["rows"][f"{name}, MPS {options.mps}"] = side(name, options, more)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / f"{time.strftime('%F')}-neighbours.json").write_text(json.dumps(found, indent=1) + "\n")
 

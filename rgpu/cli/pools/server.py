@@ -9,7 +9,7 @@ import click
 from rgpu.api.settings import BOXES, POLICIES, parse_size
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
-from rgpu.session.errors import NotFound
+from rgpu.session.errors import NotFound, UsageError
 
 
 @click.command("server")
@@ -44,6 +44,9 @@ from rgpu.session.errors import NotFound
 @click.option("--worker-io", metavar="SIZE",
               help="Bytes a second that a worker may read, and as many that it may write, of the disks under the "
                    "node's folders (default: no bound; RGPU_WORKER_IO).")
+@click.option("--mps", type=click.IntRange(0, 100), default=0, metavar="PERCENT", envvar="RGPU_MPS",
+              help="Workers share GPUs by an MPS server of this node rather than in turns, and none may use more than "
+                   "that of a GPU's multiprocessors; 0: no MPS (RGPU_MPS; docs/operators/requests.md).")
 @click.option("--cgroup", default="", metavar="DIR", help="A control group (v2) that this node may divide among its "
               "workers (default: the daemon's own, where it may).")
 @click.option("--client-grace", metavar="AGE", help="How long a client's host may be silent before its session is "
@@ -70,7 +73,8 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
             advertise_data: str, spares: str | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
             box: str | None, worker_uids: str | None, worker_memory: str | None, worker_io: str | None,
-            cgroup: str, client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
+            mps: int, cgroup: str, client_grace: str | None, lease: float, registry: str | None, coordinator: str,
+            metrics: str,
             web: str, web_url: str,
             metrics_cert: Path | None, metrics_key: Path | None, metrics_token_file: Path | None,
             token: str | None, pool: str | None) -> None:
@@ -111,6 +115,8 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     if metrics:
         parse_address(metrics)
     web_page.check(web, web_url)
+    if mps and settings.worker_uids:
+        raise UsageError("--mps and --worker-uids exclude each other: an MPS server serves one user at a time")
     if coordinator == "only":
         devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
@@ -120,5 +126,5 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
                 keep_images=settings.keep_images, box=Mode(settings.box), worker_uids=parse_users(settings.worker_uids),
-                worker_memory=settings.worker_memory, worker_io=settings.worker_io, cgroup=cgroup,
+                worker_memory=settings.worker_memory, worker_io=settings.worker_io, mps=mps, cgroup=cgroup,
                 client_grace=settings.client_grace))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rgpu.server.device import mps
+
 #: Programs and libraries of the system, and where drivers and CUDA put theirs.
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store",
            "/run/opengl-driver")
@@ -41,9 +43,11 @@ def worker_places(home: Path, *, devices: Iterable[str], environ: Mapping[str, s
     write = [str(home), *map(str, writable), *_PLAIN_NODES, *_SHARED]
     if any(device.startswith("cuda") for device in devices):
         write += device_nodes() + list(_HELPERS)
-        write += [environ[name] for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_CACHE_PATH") if environ.get(name)]
+        write += [environ["CUDA_CACHE_PATH"]] if environ.get("CUDA_CACHE_PATH") else []
         if driver_cache and environ.get("HOME"):
             write.append(str(Path(environ["HOME"]) / ".nv"))
+    if environ.get(mps.PIPES):
+        write.append(environ[mps.PIPES])
     for name in ("RGPU_EFFECTS", "RGPU_FAULT_FILE"):  # what tests watch and break
         if environ.get(name):
             write.append(str(Path(environ[name]).absolute().parent))

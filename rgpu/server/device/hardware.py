@@ -14,6 +14,9 @@ CUresult   caused by
 719, 702   the same: a kernel that failed or took too long for a display
 others     the program
 =========  ===============================================================================
+
+Under MPS (NVIDIA, "Multi-Process Service", error containment) every process of a server gets the error of one, or of
+one that was killed with work under way. There an error that ends a context says nothing about whose it is.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ HARDWARE = {
 }
 #: Results that a lost device returns, but that have other causes as well.
 UNCLEAR = frozenset({46, 702, 719, 999})
+#: Results that end a context.
+ENDS_CONTEXT = frozenset({46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 999})
+#: Results of MPS itself: its server, or this process's place on it, was lost.
+OF_MPS = frozenset({805, 806, 807, 810})
 #: XIDs that programs cause: page faults, illegal instructions, channels that were ended with the program.
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
 
@@ -42,6 +49,16 @@ def fault(result: int, lost: Callable[[], str]) -> str:
         return HARDWARE[result]
     if result in UNCLEAR and (why := lost()):
         return f"{why} (CUresult {result})"
+    return ""
+
+
+def may_be_a_neighbours(result: int) -> str:
+    """Return why a process under MPS cannot take this CUresult for its own; empty where it can."""
+    if result in OF_MPS:
+        return f"its MPS server was lost (CUresult {result})"
+    if result in ENDS_CONTEXT:
+        return (f"error {result}, which all sessions of an MPS server get when one of them fails or is killed; outside "
+                "MPS a replay shows whose it is")
     return ""
 
 

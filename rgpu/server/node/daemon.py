@@ -42,6 +42,7 @@ from rgpu.server.node.commands.starts import SessionStarts
 from rgpu.server.node.commands.workers import WorkerCommands
 from rgpu.server.node.devices.examining import Examining
 from rgpu.server.node.devices.look import device_records, device_slot
+from rgpu.server.node.devices.mps_server import MpsServer
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.devices.using import DeviceUse
 from rgpu.server.node.endings import Endings
@@ -156,6 +157,9 @@ class Daemon:
         self.boxes = Boxes.of_node(directory, options.box, users=options.worker_uids, cgroup=options.cgroup,
                                    memory=options.worker_memory or usual_memory(), io=options.worker_io,
                                    devices=options.devices, store=self._store_folder())
+        self.mps = MpsServer(directory, options.mps) if options.mps else None
+        if self.mps is not None:
+            self.boxes.mps, self.boxes.before_kill = self.mps.environment(), self.mps.terminate
         self.warm = WarmWorkers(
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size,
@@ -248,7 +252,7 @@ class Daemon:
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
                                 options.module_cache_size, self.warm, self.boxes,
                                 DerivedFiles(self.identity.directory, options.module_cache_size),
-                                self.checkpoints.tag_of)
+                                self.checkpoints.tag_of, self.records.recoverable if self.mps is not None else None)
         starts = SessionStarts(self.held, self.room, starter, self.checkpoints, self.deadline, self.reconciler.watch,
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
@@ -293,6 +297,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         try:
+            if self.mps is not None:
+                await asyncio.to_thread(self.mps.start)
             for device in self.options.devices:
                 if device.startswith("cuda"):  # which walls a vendor's driver bears is found by trying
                     await asyncio.to_thread(self.boxes.prove, device)
@@ -434,6 +440,8 @@ class Daemon:
         for session in [] if self._elsewhere else [*self.held.running, *self.held.incoming]:
             with contextlib.suppress(RgpuError):
                 await self.held.end(session, "the node stops")
+        if self.mps is not None and not (self._elsewhere or self.held.handles()):
+            await asyncio.to_thread(self.mps.stop)
         await self.control.stop()
         await self.peers.close()
         self._write_state(ready=False)

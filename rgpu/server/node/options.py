@@ -41,6 +41,7 @@ class Options:
     worker_uids: tuple[int, int] | None = None  #: user ids for workers, first and last; None: the daemon's
     worker_memory: int = 0  #: bytes of host memory that a worker may use; 0: nearly all of the host's
     worker_io: int = 0  #: bytes/s that a worker may read from, and write to, the node's disks; 0: no bound
+    mps: int = 0  #: per cent of a GPU that one worker may use, all of them clients of an MPS server; 0: no MPS
     cgroup: str = ""  #: a folder of cgroup v2 to divide among workers; "": the daemon's own, where that is permitted
     web: str = ""  #: HOST:PORT of the web page; empty: none
     web_url: str = ""  #: URL for browsers, if not that address: behind a proxy

@@ -40,8 +40,8 @@ from rgpu.server import ended_mark, position_page
 from rgpu.server.address_layout import ensure_fixed
 from rgpu.server.box import privileges
 from rgpu.server.derived import Derived
-from rgpu.server.device import hardware
-from rgpu.server.device.spec import lost, make_device, warm
+from rgpu.server.device import mps
+from rgpu.server.device.spec import make_device, warm
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.agent.agent_link import AgentLink
@@ -51,6 +51,7 @@ from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.server.worker.daemon_link import DaemonLink, end_process
 from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
 from rgpu.server.worker.handed_over import adopt, exactly, single
+from rgpu.server.worker.judging import Judge
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.sharing.sharing import Sharing
@@ -73,6 +74,8 @@ ENDED_SECONDS = 2.0
 #: How long an ending worker waits for modules being written to the node's cache and for the removal of an abandoned
 #: checkpoint's files.
 WRITE_SECONDS = 2.0
+#: How long an ending worker waits for its daemon to kill it, where it must not end by itself.
+KILL_SECONDS = 10.0
 #: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
 UNHEARD_SECONDS = 15.0
 
@@ -114,8 +117,7 @@ class Worker:
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
         self._left, self._had_agent = since_boot(), False
-        self._judged: set[int] = set()  #: results that were found to be the program's own errors
-        self.runtime.judge = self._judge
+        self.runtime.judge = Judge(spec, device, self.daemon.be_ended, mps.used(os.environ))
         self._program_over = False  #: the agent reported it; the daemon, if there is one, ends the session
 
     # -- the daemon ---------------------------------------------------------------
@@ -136,23 +138,6 @@ class Worker:
     def report(self, event: str, **values: Any) -> None:
         """Send the daemon an event, if there is a daemon."""
         self.daemon.report(event, **values)
-
-    # -- the hardware --------------------------------------------------------------
-    def _judge(self, result: int) -> None:
-        """Judge an error before the program receives it. Returns if it is the program's own (OWNERSHIP 9).
-
-        If the hardware failed, this does not return: the worker sends nothing more, its daemon ends it, and the
-        session is recovered.
-        """
-        if result in self._judged:
-            return
-        why = hardware.fault(result, lambda: lost(self.spec, self.runtime.device))
-        if not why:
-            self._judged.add(result)
-            return
-        log.error("the hardware failed", device=self.spec, result=result, reason=why,
-                  detail=self.runtime.device.error_detail())
-        self.daemon.be_ended("fault", why, result=result)
 
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:
@@ -423,16 +408,20 @@ class Worker:
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
+        busy = mps.used(os.environ) and bool(self.runtime.device.progress()[0])
         self.runtime.stop()
         # After the answer to this request has been sent. Device threads may still wait for work that
         # will not arrive, so the process ends without joining them.
-        threading.Timer(0.02, self._end).start()
+        threading.Timer(0.02, self._end, (busy,)).start()
 
-    def _end(self) -> None:
+    def _end(self, busy: bool) -> None:
+        """``busy``: kernels run under MPS; the daemon takes the process off the server before it kills it."""
         until = time.monotonic() + WRITE_SECONDS
         self.modules.flush(WRITE_SECONDS)
         self.derived.flush(until - time.monotonic())
         self.tasks.wait_checkpoint(until)
+        if busy:
+            time.sleep(KILL_SECONDS)
         end_process()
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:

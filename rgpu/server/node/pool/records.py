@@ -85,6 +85,10 @@ class PoolRecords:
                 entry.value, decode(entry.value, SessionRecord, entry.key))
         return [record for _, record in self._read.values()]
 
+    async def recoverable(self, session: str) -> bool:
+        """Whether a session may be brought back after its worker was lost. Raises :class:`NotFound`."""
+        return (await self.record(session)).recoverable
+
     async def waiting(self) -> list[QueueRecord]:
         """Every request that waits for a place."""
         return [decode(entry.value, QueueRecord, entry.key) for entry in (await self.registry.list(QUEUE)).entries]

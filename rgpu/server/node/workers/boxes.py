@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rgpu.server.box.disks import disks_of
 from rgpu.server.box.environment import worker_environment
 from rgpu.server.box.places import worker_places
 from rgpu.server.box.walls import Mode, Standing, check, decide
+from rgpu.server.device.mps import PIPES
 from rgpu.server.node.workers import proven_walls
 from rgpu.server.node.workers.homes import Home, all_of, forget_old, make, prune
 from rgpu.server.worker.entered_box import TOKEN
@@ -60,6 +61,8 @@ class Boxes:
     users: tuple[int, int] | None = None
     io: IoBound | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    mps: Mapping[str, str] = field(default_factory=dict)  #: variables that make a worker a client of an MPS server
+    before_kill: Callable[[int], None] | None = None  #: called, in a thread, with the pid of a worker to be killed
     driver_cache: bool = True
     mode: Mode = Mode.AUTO
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -159,15 +162,21 @@ class Boxes:
         finally:
             self.release(home)
 
-    def spawn(self, arguments: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
-        """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError."""
-        return self.execute([sys.executable, "-m", "rgpu.server.worker.main", "--home", str(home.path), *arguments],
-                            home, log_path)
+    def spawn(self, arguments: Sequence[str], home: Home, log_path: Path, *, apart: bool = False
+              ) -> subprocess.Popen[bytes]:
+        """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError.
 
-    def execute(self, command: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
+        ``apart``: it becomes no client of an MPS server.
+        """
+        return self.execute([sys.executable, "-m", "rgpu.server.worker.main", "--home", str(home.path), *arguments],
+                            home, log_path, apart=apart)
+
+    def execute(self, command: Sequence[str], home: Home, log_path: Path, *, apart: bool = False
+                ) -> subprocess.Popen[bytes]:
         """Start a program as a worker is started; see :meth:`spawn`."""
         walls = self.names
         environ = worker_environment(self.environ, home.path, driver_cache=self.driver_cache)
+        environ |= {PIPES: str(home.path)} if apart else self.mps  # no control daemon is there
         uid = gid = os.getuid()
         if "user" in walls:
             uid, gid = self._take_user(home)

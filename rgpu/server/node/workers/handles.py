@@ -209,7 +209,15 @@ class WorkerHandle:
         self._gone()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process, at once or as soon as its box has done what comes before."""
+        if self._boxes is None or self._boxes.before_kill is None:
+            self._kill()
+        else:
+            threading.Thread(target=self._kill, args=(self._boxes.before_kill,), name="kill").start()
+
+    def _kill(self, before: Callable[[int], None] | None = None) -> None:
+        if before is not None:
+            before(self.pid)
         try:
             if self._pidfd >= 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -219,8 +227,10 @@ class WorkerHandle:
 
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
                 on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
-                warm: WarmWorkers | None = None, boxes: Boxes | None = None) -> WorkerHandle:
+                warm: WarmWorkers | None = None, boxes: Boxes | None = None, apart: bool = False) -> WorkerHandle:
     """Start a worker process, or take a warm one, and connect to it. ``boxes``: None: those of :func:`basic`.
+
+    ``apart``: outside MPS; warm workers may be inside.
 
     Raises :class:`TimedOut` with the end of its log.
     """
@@ -230,7 +240,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     ended_mark.clear(folder)  # marks of an earlier program of that name
     link, log_path = folder / str(epoch), folder / "worker.log"
     found = None
-    if warm is not None:
+    if warm is not None and not apart:
         found = await warm.become(device, Assignment(session, epoch, quota, state, str(link / SOCKET)), log_path)
     ready = found is not None
     if found is None:
@@ -238,7 +248,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         found = boxes.spawn(
             ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
              str(link / SOCKET), "--state", state,
-             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path), home
+             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path,
+            **({"apart": True} if apart else {})), home
     process, home = found
     try:
         # An ending worker listens in its own home: it is never reached in place of the new one.

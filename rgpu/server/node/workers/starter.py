@@ -27,7 +27,7 @@ class WorkerStarter:
     """``directory``: the node's own. ``on_event`` receives the workers' events. ``module_cache_size``: bytes.
 
     ``boxes``: the walls around each; None: the basic ones. ``tag``: reads the tag of a session's user, whose
-    file of ``derived`` its workers are given.
+    file of ``derived`` its workers are given. ``recoverable``: on a node with MPS, whether a session can be recovered.
     """
 
     directory: Path
@@ -38,6 +38,7 @@ class WorkerStarter:
     boxes: Boxes | None = None
     derived: DerivedFiles | None = None
     tag: Callable[[str], Awaitable[str]] | None = None
+    recoverable: Callable[[str], Awaitable[bool]] | None = None
 
     async def start(self, session: str, *, epoch: int, device: str, quota: int, state: str) -> WorkerHandle:
         """Start a worker process for the session, or assign a warm one.
@@ -45,16 +46,33 @@ class WorkerStarter:
         ``device``: several joined by ``+``; ``quota``: bytes of each; ``state``: empty or incoming. Raises
         :class:`TimedOut` with the end of its log.
         """
+        apart = self.recoverable is not None and await self._apart(session, epoch, state)
         tag = asyncio.ensure_future(self._tag(session))
         try:
             handle = await handles.start(self.directory, session, epoch=epoch, device=device, quota=quota, state=state,
                                          on_event=self.on_event, log_level=self.log_level,
-                                         module_cache_size=self.module_cache_size, warm=self.warm, boxes=self.boxes)
+                                         module_cache_size=self.module_cache_size, warm=self.warm, boxes=self.boxes,
+                                         apart=apart)
         except BaseException:
             tag.cancel()
             raise
         await self._give_derived(session, handle, await tag)
         return handle
+
+    async def _apart(self, session: str, epoch: int, state: str) -> bool:
+        """Whether a worker has to run outside MPS: it replays, or its session could not be recovered from an error.
+
+        In a replay an error outside MPS is the program's own (:mod:`rgpu.server.device.hardware`).
+        """
+        assert self.recoverable is not None
+        if epoch > 1 and state == "empty":
+            return True
+        try:
+            return not await asyncio.wait_for(self.recoverable(session), TAG_SECONDS)
+        except (RgpuError, TimeoutError) as error:
+            log.warning("whether a session can be recovered cannot be told: its worker runs outside MPS",
+                        session=session, reason=str(error))
+            return True
 
     async def _tag(self, session: str) -> str | None:
         """The tag of the session's user, read while the worker starts; None: not known soon enough."""

@@ -16,7 +16,7 @@ from rgpu.server.device.cpu.streams import Fault
 from rgpu.server.device.cpu.textures.objects import Textures
 from rgpu.server.device.hardware import HARDWARE
 
-ECC_UNCORRECTABLE = 214
+ECC_UNCORRECTABLE, ILLEGAL_ADDRESS = 214, 700
 
 
 class Launches:
@@ -39,8 +39,11 @@ class Launches:
         self._modules.compile(module, kernel)  # here, as a driver loads a kernel at its first launch
 
         def run() -> None:
-            if fault("cpu.launch") == "ecc":
+            injected = fault("cpu.launch")
+            if injected == "ecc":
                 raise Fault(ECC_UNCORRECTABLE, f"{kernel.name}: {HARDWARE[ECC_UNCORRECTABLE]}")
+            if injected == "neighbour":  # as a context under MPS gets the error of another session's
+                raise Fault(ILLEGAL_ADDRESS, f"{kernel.name}: not its own")
             self._text.wait_room()
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),

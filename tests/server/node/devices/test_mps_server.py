@@ -1,0 +1,58 @@
+"""The node's MPS control daemon, with a program in the place of NVIDIA's; which errors count as a neighbour's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rgpu.server.device import hardware, mps
+from rgpu.server.node.devices.mps_server import LONGEST, MpsServer
+from rgpu.session.errors import Refused, UsageError
+
+
+def server(folder: Path, script: str) -> MpsServer:
+    program = folder / "bin" / "nvidia-cuda-mps-control"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n" + script)
+    program.chmod(0o755)
+    return MpsServer(folder, 40, {"PATH": f"{program.parent}:{os.environ['PATH']}"})
+
+
+def test_workers_get_its_folder_and_their_share(tmp_path: Path) -> None:
+    assert MpsServer(tmp_path, 40).environment() == {
+        mps.PIPES: str(tmp_path / "mps"), mps.LOGS: str(tmp_path / "mps"), mps.SHARE: "40"}
+
+
+def test_a_control_daemon_that_does_not_start_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="-d: another instance"):
+        server(tmp_path, 'echo "another instance of it is running" >&2; exit 1\n').start()
+
+
+def test_without_the_program_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nvidia-cuda-mps-control is not on PATH"):
+        MpsServer(tmp_path, 40, {"PATH": str(tmp_path)}).start()
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too long for its sockets"):
+        MpsServer(tmp_path / ("x" * LONGEST), 40).start()
+
+
+def test_an_entry_that_an_earlier_one_left_counts_for_nothing(tmp_path: Path) -> None:
+    """Only an answer does: after a crash the folder's entry is still there."""
+    control = server(tmp_path, '[ "$1" = -d ] && { touch "$CUDA_MPS_PIPE_DIRECTORY/started"; exit 0; }; exit 1\n')
+    control.pipes.mkdir()
+    (control.pipes / mps.CONTROL).touch()
+    assert mps.used(control.environment()) and not control.runs()
+    control.start()
+    assert (control.pipes / "started").exists()
+
+
+def test_errors_that_may_be_a_neighbours() -> None:
+    """Those that end a context, and those of MPS; not those of a call's arguments or of memory."""
+    for result in (700, 716, 719, 999, 805, 810):
+        assert hardware.may_be_a_neighbours(result)
+    for result in (1, 2, 100, 201, 400, 500, 600, 720001):
+        assert not hardware.may_be_a_neighbours(result)
