@@ -118,6 +118,7 @@ class Worker:
         self._detached_since = time.monotonic()
         self._left, self._had_agent = since_boot(), False
         self.runtime.judge = Judge(spec, device, self.daemon.be_ended, mps.used(os.environ))
+        self._busy_under_mps = False  #: it ends while its kernels run
         self._program_over = False  #: the agent reported it; the daemon, if there is one, ends the session
 
     # -- the daemon ---------------------------------------------------------------
@@ -408,19 +409,18 @@ class Worker:
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
-        busy = mps.used(os.environ) and bool(self.runtime.device.progress()[0])
+        self._busy_under_mps = mps.used(os.environ) and bool(self.runtime.device.progress()[0])
         self.runtime.stop()
         # After the answer to this request has been sent. Device threads may still wait for work that
         # will not arrive, so the process ends without joining them.
-        threading.Timer(0.02, self._end, (busy,)).start()
+        threading.Timer(0.02, self._end).start()
 
-    def _end(self, busy: bool) -> None:
-        """``busy``: kernels run under MPS; the daemon takes the process off the server before it kills it."""
+    def _end(self) -> None:
         until = time.monotonic() + WRITE_SECONDS
         self.modules.flush(WRITE_SECONDS)
         self.derived.flush(until - time.monotonic())
         self.tasks.wait_checkpoint(until)
-        if busy:
+        if self._busy_under_mps:  # the daemon takes this process off the server before it kills it
             time.sleep(KILL_SECONDS)
         end_process()
 

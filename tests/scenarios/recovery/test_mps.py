@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.recovery.test_hardware import Pool
+from tests.support.breakable_pool import BreakablePool
 from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 
@@ -33,7 +33,7 @@ read word; echo "$word" >> "$pipes/said"
 """
 
 
-class MpsPool(Pool):
+class MpsPool(BreakablePool):
     """Two nodes whose workers are clients of an MPS server each."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,8 +75,7 @@ def test_anothers_error_is_not_seen(pool: MpsPool) -> None:
     program = pool.restless("well")
     assert pool.mps("well")["CUDA_MPS_PIPE_DIRECTORY"] == str(pool.pipes("node-a"))
     assert pool.mps("well")["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
-    (pool.folder / "new").write_text("cpu.launch:neighbour")
-    os.rename(pool.folder / "new", pool.fault)
+    pool.fail("neighbour")
     row = pool.on("well", 2)
     assert "error 700, which all sessions of an MPS server get" in pool.reasons("well")
     assert not pool.pipes(row["host"]).samefile(pool.mps("well")["CUDA_MPS_PIPE_DIRECTORY"])
