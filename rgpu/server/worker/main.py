@@ -117,7 +117,8 @@ class Worker:
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
         self._left, self._had_agent = since_boot(), False
-        self.runtime.judge = Judge(spec, device, self.daemon.be_ended, mps.used(os.environ))
+        self._mps = mps.used(os.environ)
+        self.runtime.judge = Judge(spec, device, self.daemon.be_ended, self._mps)
         self._busy_under_mps = False  #: it ends while its kernels run
         self._program_over = False  #: the agent reported it; the daemon, if there is one, ends the session
 
@@ -237,7 +238,7 @@ class Worker:
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.modules.figures.as_dict(),
                             "derived": self.derived.statistics()},
-                "gpu": self.limiter.describe(), "box": list(self.box.walls)}
+                "gpu": self.limiter.describe(), "box": list(self.box.walls), "mps": self._mps}
 
     # -- ranks of communicators ---------------------------------------------------------
     def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes, lent: bytes = b""
@@ -409,7 +410,7 @@ class Worker:
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
-        self._busy_under_mps = mps.used(os.environ) and bool(self.runtime.device.progress()[0])
+        self._busy_under_mps = self._mps and bool(self.runtime.device.progress()[0])
         self.runtime.stop()
         # After the answer to this request has been sent. Device threads may still wait for work that
         # will not arrive, so the process ends without joining them.

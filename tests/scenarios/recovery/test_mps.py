@@ -74,9 +74,10 @@ def test_a_programs_own_error_reaches_it_after_a_replay_outside_mps(pool: MpsPoo
 def test_anothers_error_is_not_seen(pool: MpsPool) -> None:
     program = pool.restless("well")
     assert pool.mps("well")["CUDA_MPS_PIPE_DIRECTORY"] == str(pool.pipes("node-a"))
-    assert pool.mps("well")["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+    assert pool.mps("well")["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60" and pool.session("well")["mps"] is True
     pool.fail("neighbour")
     row = pool.on("well", 2)
+    assert row["mps"] is False
     assert "error 700, which all sessions of an MPS server get" in pool.reasons("well")
     assert not pool.pipes(row["host"]).samefile(pool.mps("well")["CUDA_MPS_PIPE_DIRECTORY"])
     pool.rgpu("migrate", "well", "--to", "node-b" if row["host"] == "node-a" else "node-a")  # and back inside

@@ -70,7 +70,8 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
             "collectives": view.get("communicators") or [], "rank_links": view.get("ranks"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
-            "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
+            "box": _names(view.get("box")), "mps": bool(view.get("mps")),
+            "silent_since": since or None, "ends_at": ends or None,
             "gang": record.gang or None, "rank": record.rank if record.gang else None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
