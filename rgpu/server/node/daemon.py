@@ -375,6 +375,8 @@ class Daemon:
         spawn(self.logs.run())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
+        if self.mps is not None:
+            spawn(self.mps.keep())
         spawn(self.compute.run())
         spawn(LongKernels(lambda: list(self.held.running.values()), self._most_kernel_seconds,
                           lambda session, reason: self.link.ask("session.end", {"session": session, "reason": reason})

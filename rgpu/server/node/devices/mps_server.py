@@ -10,6 +10,7 @@ another session's (:mod:`rgpu.server.device.hardware`), so it ends the worker, a
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -20,12 +21,13 @@ from pathlib import Path
 import structlog
 
 from rgpu.server.device import mps
-from rgpu.session.errors import Refused, UsageError
+from rgpu.session.errors import Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
 
 PROGRAM = "nvidia-cuda-mps-control"
 SECONDS = 10.0  #: that a command to the control daemon may take
+LOOK_SECONDS = 10.0  #: between two looks whether it runs
 LONGEST = 90  #: bytes of the folder's path; the names of sockets in it have to fit in 107
 
 
@@ -60,6 +62,17 @@ class MpsServer:
         if done.returncode:
             raise Refused(f"--mps: {PROGRAM} -d: {(done.stderr or done.stdout).strip() or f'exit {done.returncode}'}")
         log.info("the MPS control daemon was started", pipes=str(self.pipes), share=self.share)
+
+    async def keep(self) -> None:
+        """Start the control daemon again whenever it has ended, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                if not await asyncio.to_thread(self.runs):
+                    log.error("the MPS control daemon has ended: its sessions are recovered, and it is started again")
+                    await asyncio.to_thread(self.start)
+            except (RgpuError, OSError, subprocess.TimeoutExpired) as error:
+                log.error("the MPS control daemon does not run", reason=str(error))
 
     def runs(self) -> bool:
         """Whether the control daemon answers."""

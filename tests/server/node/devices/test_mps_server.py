@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from rgpu.server.device import hardware, mps
+from rgpu.server.node.devices import mps_server
 from rgpu.server.node.devices.mps_server import LONGEST, MpsServer
 from rgpu.session.errors import Refused, UsageError
 
@@ -48,6 +50,24 @@ def test_an_entry_that_an_earlier_one_left_counts_for_nothing(tmp_path: Path) ->
     assert mps.used(control.environment()) and not control.runs()
     control.start()
     assert (control.pipes / "started").exists()
+
+
+def test_one_that_has_ended_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps_server, "LOOK_SECONDS", 0.01)
+    control = server(tmp_path, '[ "$1" != -d ] || touch "$CUDA_MPS_PIPE_DIRECTORY/control"\n')
+    entry = control.pipes / mps.CONTROL
+
+    async def keep() -> None:
+        task = asyncio.create_task(control.keep())
+        for _ in range(2):
+            while not entry.exists():
+                await asyncio.sleep(0.01)
+            entry.unlink()
+        task.cancel()
+
+    control.start()
+    entry.unlink()
+    asyncio.run(asyncio.wait_for(keep(), 20))
 
 
 def test_errors_that_may_be_a_neighbours() -> None:
