@@ -105,7 +105,10 @@ class Tie:
     # -- both -----------------------------------------------------------------------
     def watch(self, ended: Callable[[Tie, bool], None]) -> None:
         """Call ``ended(tie, lost)`` once, in a thread, when the other end closes; not when this one does."""
-        self._sock.settimeout(None)
+        try:
+            self._sock.settimeout(None)
+        except OSError:  # this end was closed meanwhile
+            return
         threading.Thread(target=self._wait, args=(ended,), daemon=True, name=f"tie-{self.peer}").start()
 
     def _wait(self, ended: Callable[[Tie, bool], None]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from rgpu.server.worker.sharing import sharing as sharing_module
 from rgpu.server.worker.sharing.sharing import INVALID_VALUE, MAP_FAILED, Sharing
+from rgpu.server.worker.sharing.ties import Tie
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects import handle_tokens
 from rgpu.session.objects.handle_tokens import TokenKind
@@ -171,3 +172,13 @@ def test_a_session_that_ends_in_order_takes_nobody_with_it(world: World, tmp_pat
     assert os.pread(pieces[0][0], 4, 0) == b"what", "what it gave stays"
     for fd, _ in pieces:
         os.close(fd)
+
+
+def test_a_tie_that_this_end_closed_is_watched_by_nobody() -> None:
+    """A session may end while the thread that made its tie is about to watch it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    tie, told = Tie(ours.detach(), "other"), list[bool]()
+    tie.over()
+    tie.watch(lambda tie, lost: told.append(lost))
+    theirs.close()
+    assert tie.is_over and not told and not any(one.name == "tie-other" for one in threading.enumerate())
