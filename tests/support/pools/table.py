@@ -57,6 +57,7 @@ def _at(point: str) -> str:
 def record(name: str, order: Sequence[str], outcome: Outcome) -> None:
     """Put the outcome's row into the day's table ``name``, in place of the same case's older one."""
     path = folder() / f"{time.strftime('%Y-%m-%d')}-{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
