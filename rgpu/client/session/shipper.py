@@ -8,6 +8,7 @@ walk, seal, send; receive, open into the answer ring.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
@@ -42,6 +43,7 @@ from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import BYE
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
+from rgpu.session.journal.record import AWAITED
 
 log = get_logger(__name__)
 
@@ -451,6 +453,7 @@ class Shipper:
     # -- the end ------------------------------------------------------------------------------
     def _finish(self) -> None:
         reason, code = self.over, None
+        self._count_rest()
         self.effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
         self.peer.close()
         if not self._lost:
@@ -474,6 +477,12 @@ class Shipper:
             self.effects.close()
         log.info("session over", session=self.identity.session, reason=reason, calls=self.journal.last_seq,
                  awaited_calls=self.awaited)
+
+    def _count_rest(self) -> None:
+        """Count the calls that the program published before its end and that were not read yet, for its figures."""
+        with contextlib.suppress(RgpuError):  # the calls themselves are needed by nobody any more
+            while calls := self.journal.advance():
+                self.awaited += sum(bool(flags & AWAITED) for _, _, flags in calls)
 
     def _say_bye(self, link: DataLink, last: dict[str, Any]) -> None:
         try:

@@ -68,6 +68,18 @@ def test_a_session_from_hello_to_goodbye(pool: FakePool, agent: Agent, complaint
     assert not directory.exists()
 
 
+def test_calls_just_before_the_end_are_counted(pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that waits for nothing may have ended before the agent looks for calls again."""
+    monkeypatch.setattr(shipper.Shipper, "_take_calls", lambda self: False)
+    shim = start(agent)
+    awaited = busy(shim, 200)
+    shim.goodbye()
+    eventually(lambda: pool.said("session.end"))
+    figures = pool.said("session.end")[0]["statistics"]
+    assert (figures["calls"], figures["awaited_calls"]) == (200, len(awaited))
+    assert figures["bytes"] == sum(map(len, shim.journal.wire))
+
+
 def test_the_link_drops_and_calls_go_on(pool: FakePool, agent: Agent) -> None:
     shim = start(agent)
     awaited: list[int] = []

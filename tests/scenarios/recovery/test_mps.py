@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rgpu.server.node.devices.mps_server import MpsServer
 from tests.support.breakable_pool import BreakablePool
 from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
@@ -51,7 +52,7 @@ class MpsPool(BreakablePool):
         return dict(pair.split("=", 1) for pair in pairs if pair.startswith("CUDA_MPS_"))
 
     def pipes(self, host: str) -> Path:
-        return self.folder / "pool" / "nodes" / host / "mps"
+        return MpsServer(self.folder / "pool" / "nodes" / host, 60).pipes
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_the_control_daemon_is_found_again_and_ends_with_its_node(pool: MpsPool)
     pipes = pool.pipes("node-b")
 
     def daemon() -> dict[str, Any]:
-        return dict(json.loads((pipes.parent / "server.json").read_bytes()))
+        return dict(json.loads((pool.folder / "pool" / "nodes" / "node-b" / "server.json").read_bytes()))
 
     first = daemon()["pid"]
     os.kill(first, signal.SIGKILL)

@@ -13,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
+from blake3 import blake3
 
 from rgpu.server.device import mps
-from rgpu.session.errors import Refused, RgpuError, UsageError
+from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
@@ -41,20 +44,26 @@ class MpsServer:
 
     @property
     def pipes(self) -> Path:
-        """The folder of the control daemon's entries."""
-        return self.directory / "mps"
+        """The folder of the control daemon's entries: in the node's, or in that of temporary files if its sockets fit
+        only there."""
+        own = self.directory.absolute() / "mps"
+        if len(os.fsencode(own)) <= LONGEST:
+            return own
+        digest = blake3(os.fsencode(own)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"rgpu-mps-{os.getuid()}-{digest}"
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a worker becomes a client."""
         return {**self._place(), mps.SHARE: str(self.share)}
 
     def start(self) -> None:
-        """Start the control daemon if it does not run. Raises :class:`Refused`, :class:`UsageError`."""
-        if len(os.fsencode(self.pipes.absolute())) > LONGEST:
-            raise UsageError(f"--mps: the path {self.pipes} is too long for its sockets: {LONGEST} bytes at most")
+        """Start the control daemon if it does not run. Raises :class:`Refused`."""
         if shutil.which(PROGRAM, path=self.environ.get("PATH")) is None:
             raise Refused(f"--mps: {PROGRAM} is not on PATH; it comes with NVIDIA's driver")
         self.pipes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = self.pipes.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise Refused(f"--mps: {self.pipes} is not a folder of this user alone")
         if self.runs():
             log.info("the MPS control daemon runs already", pipes=str(self.pipes))
             return
@@ -95,9 +104,11 @@ class MpsServer:
             self._control([], "quit\n")
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("the MPS control daemon was not ended", reason=str(error))
+        if self.pipes.parent != self.directory.absolute():
+            shutil.rmtree(self.pipes, ignore_errors=True)
 
     def _place(self) -> dict[str, str]:
-        pipes = str(self.pipes.absolute())
+        pipes = str(self.pipes)
         return {mps.PIPES: pipes, mps.LOGS: pipes}
 
     def _control(self, arguments: list[str], text: str = "") -> subprocess.CompletedProcess[str]:

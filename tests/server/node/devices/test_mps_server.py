@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,14 @@ import pytest
 from rgpu.server.device import hardware, mps
 from rgpu.server.node.devices import mps_server
 from rgpu.server.node.devices.mps_server import LONGEST, MpsServer
-from rgpu.session.errors import Refused, UsageError
+from rgpu.session.errors import Refused
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A short path, as long as pytest's own are."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        yield Path(folder)
 
 
 def server(folder: Path, script: str) -> MpsServer:
@@ -37,15 +47,26 @@ def test_without_the_program_it_is_named(tmp_path: Path) -> None:
         MpsServer(tmp_path, 40, {"PATH": str(tmp_path)}).start()
 
 
-def test_a_path_that_is_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too long for its sockets"):
-        MpsServer(tmp_path / ("x" * LONGEST), 40).start()
+def test_a_node_with_a_long_path_has_its_sockets_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place for each node, of this user alone: another could put its own control daemon there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    control = server(tmp_path, "exit 0\n")
+    far, other = (MpsServer(tmp_path / (letter * LONGEST), 40, control.environ) for letter in "xy")
+    assert far.pipes.parent == tmp_path and far.pipes != other.pipes
+    far.start()
+    assert stat.S_IMODE(far.pipes.stat().st_mode) == 0o700
+    far.stop()
+    assert not far.pipes.exists()
+    far.start()
+    far.pipes.chmod(0o755)
+    with pytest.raises(Refused, match="not a folder of this user alone"):
+        far.start()
 
 
 def test_an_entry_that_an_earlier_one_left_counts_for_nothing(tmp_path: Path) -> None:
     """Only an answer does: after a crash the folder's entry is still there."""
     control = server(tmp_path, '[ "$1" = -d ] && { touch "$CUDA_MPS_PIPE_DIRECTORY/started"; exit 0; }; exit 1\n')
-    control.pipes.mkdir()
+    control.pipes.mkdir(mode=0o700)
     (control.pipes / mps.CONTROL).touch()
     assert mps.used(control.environment()) and not control.runs()
     control.start()
