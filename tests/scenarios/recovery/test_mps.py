@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,8 @@ class MpsPool(BreakablePool):
 def pool(tmp_path: Path) -> Iterator[MpsPool]:
     with MpsPool(tmp_path) as running:
         yield running
+    for host in ("node-a", "node-b"):  # of daemons that were killed, or left workers behind
+        shutil.rmtree(running.pipes(host), ignore_errors=True)
 
 
 @pytest.mark.timeout(180)
