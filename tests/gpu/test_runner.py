@@ -311,3 +311,10 @@ def test_rows_are_chosen() -> None:
     names = [row.name for row in chosen(ROWS, ["jax", "torch-gpt2*"], ["jax-s*"])]
     assert "jax-jit" in names and "torch-gpt2-bf16" in names and "jax-scan" not in names
     assert sys.modules["tests.gpu.suite.rows"].TORCH["CUBLAS_WORKSPACE_CONFIG"]
+
+
+def test_a_native_failure_of_many_lines_stays_within_its_row() -> None:
+    failed = report.Result("row", "fake", "a fake program", "native", "fails natively too",
+                           "Traceback |\n  File <x>\nKeyError: 'a'", "", 1.0)
+    text = report.markdown([failed], {}, "make compat")
+    assert "| row | a fake program | KeyError: 'a', 1.0 s | - | native: fails natively too |" in text.splitlines()

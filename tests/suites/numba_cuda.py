@@ -150,15 +150,12 @@ def problems(found: Sequence[Module]) -> list[str]:
 
 
 def differences(native: Sequence[Module], remote: Sequence[Module]) -> list[str]:
-    """Name the tests that end otherwise under ``rgpu run`` than natively; not those that only one side planned."""
-    ended = {test.id: test for module in native for test in module.tests}
-    said = [f"{module.name}: no test was run ({module.ended or 'no tests in it'})" for module in remote
-            if not module.tests and any(one.name == module.name and one.tests for one in native)]
-    for test in (test for module in remote for test in module.tests):
-        at_home = ended.get(test.id)
-        if at_home is not None and at_home.outcome != test.outcome:
-            said.append(f"{test.id}: {test.outcome}, natively {at_home.outcome}: {test.reason or at_home.reason}")
-    return said
+    """Name the tests that end otherwise under ``rgpu run`` than natively, also those that only one side has."""
+    at_home, here = ({test.id: test for module in side for test in module.tests} for side in (native, remote))
+    none = Test("", "not there")
+    return [f"{name}: {test.outcome}, natively {other.outcome}: {test.reason or other.reason}"
+            for name in sorted({*at_home, *here})
+            if (test := here.get(name, none)).outcome != (other := at_home.get(name, none)).outcome]
 
 
 def summary(found: Sequence[Module]) -> dict[str, dict[str, int]]:

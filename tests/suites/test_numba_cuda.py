@@ -67,7 +67,8 @@ def test_what_ends_otherwise_than_natively_is_named() -> None:
     remote = [module("a.b", ("a.b.one", "passed"), ("a.b.two", "failed"), ("a.b.three", "skipped"),
                      ("a.b.only", "passed")), module("a.c")]
     assert numba_cuda.differences(native, remote) == [
-        "a.c: no test was run (no tests in it)", "a.b.three: skipped, natively passed: why"]
+        "a.b.only: passed, natively not there: why", "a.b.three: skipped, natively passed: why",
+        "a.c.one: not there, natively passed: why"]
 
 
 def test_a_module_runs_natively_without_a_pool(tmp_path: Path) -> None:

@@ -74,8 +74,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
             advertise_data: str, spares: str | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
             box: str | None, worker_uids: str | None, worker_memory: str | None, worker_io: str | None,
             mps: int, cgroup: str, client_grace: str | None, lease: float, registry: str | None, coordinator: str,
-            metrics: str,
-            web: str, web_url: str,
+            metrics: str, web: str, web_url: str,
             metrics_cert: Path | None, metrics_key: Path | None, metrics_token_file: Path | None,
             token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.

@@ -31,8 +31,8 @@ HARDWARE = {
 }
 #: Results that a lost device returns, but that have other causes as well.
 UNCLEAR = frozenset({46, 702, 719, 999})
-#: Results that end a context.
-ENDS_CONTEXT = frozenset({46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 999})
+#: Results after which the context is unusable: every later call returns them.
+STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720})
 #: Results of MPS itself: its server, or this process's place on it, was lost.
 OF_MPS = frozenset({805, 806, 807, 810})
 #: XIDs that programs cause: page faults, illegal instructions, channels that were ended with the program.
@@ -56,7 +56,7 @@ def may_be_a_neighbours(result: int) -> str:
     """Return why a process under MPS cannot take this CUresult for its own; empty where it can."""
     if result in OF_MPS:
         return f"its MPS server was lost (CUresult {result})"
-    if result in ENDS_CONTEXT:
+    if result in STICKY | UNCLEAR:
         return (f"error {result}, which all sessions of an MPS server get when one of them fails or is killed; outside "
                 "MPS a replay shows whose it is")
     return ""

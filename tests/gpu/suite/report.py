@@ -135,7 +135,8 @@ def _seconds(value: float | None) -> str:
 
 
 def _cell(how: str, seconds: float | None) -> str:
-    return f"{how}, {_seconds(seconds)}" if seconds is not None else how or "-"
+    last = (how.strip().splitlines() or [""])[-1].replace("|", "\\|").replace("<", "&lt;")[:160]  # a cell is one line
+    return f"{last}, {_seconds(seconds)}" if seconds is not None else last or "-"
 
 
 def _why(result: Result) -> str:

@@ -24,12 +24,12 @@ from tests.support.pools.pool import LocalPool
 
 SEVEN_HUNDRED = " ".join(["codes", *["700"] * 9])
 PROGRAMS = Path(__file__).parents[1] / "programs"
-#: `nvidia-cuda-mps-control`: -d makes the folder's entry; commands are noted in `said`, with the share of workers.
+#: `nvidia-cuda-mps-control`: -d makes the folder's entry; commands are noted in a file, behind their folder.
 CONTROL = """#!/bin/sh
 pipes=$CUDA_MPS_PIPE_DIRECTORY
-if [ "$1" = -d ]; then : > "$pipes/control"; exit 0; fi
+if [ "$1" = -d ]; then echo "$pipes start" >> "$MPS_SAID"; : > "$pipes/control"; exit 0; fi
 [ -e "$pipes/control" ] || { echo "no control daemon" >&2; exit 1; }
-read word; echo "$word" >> "$pipes/said"
+read word; echo "$pipes $word" >> "$MPS_SAID"
 [ "$word" != get_server_list ] || echo 4242
 [ "$word" != quit ] || rm -f "$pipes/control"
 """
@@ -44,13 +44,20 @@ class MpsPool(BreakablePool):
         self.control.parent.mkdir()
         self.control.write_text(CONTROL)
         self.control.chmod(0o755)
-        self.environment |= {"RGPU_MPS": "60", "PATH": f"{self.control.parent}:{os.environ['PATH']}"}
+        self.environment |= {"RGPU_MPS": "60", "MPS_SAID": str(folder / "said"),
+                             "PATH": f"{self.control.parent}:{os.environ['PATH']}"}
 
     def mps(self, name: str) -> dict[str, str]:
         """The variables of MPS that a session's worker has."""
         pid = self.session(name)["worker_pid"]
         pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
         return dict(pair.split("=", 1) for pair in pairs if pair.startswith("CUDA_MPS_"))
+
+    def said(self, host: str) -> list[str]:
+        """What a node's control daemon was told, in order."""
+        begin = f"{self.pipes(host)} "
+        lines = (self.folder / "said").read_text().splitlines()
+        return [line.removeprefix(begin) for line in lines if line.startswith(begin)]
 
     def pipes(self, host: str) -> Path:
         return MpsServer(self.folder / "pool" / "nodes" / host, 60).pipes
@@ -107,7 +114,7 @@ def test_a_worker_is_taken_off_its_server_before_it_is_killed(pool: MpsPool) -> 
     pid = pool.session("spins")["worker_pid"]
     pool.rgpu("kill", "spins")
     eventually(lambda: not Path(f"/proc/{pid}").exists(), pool.logs, 30)
-    assert f"terminate_client 4242 {pid}" in (pool.pipes("node-a") / "said").read_text().splitlines()
+    assert f"terminate_client 4242 {pid}" in pool.said("node-a")
 
 
 @pytest.mark.timeout(120)
@@ -123,10 +130,10 @@ def test_the_control_daemon_is_found_again_and_ends_with_its_node(pool: MpsPool)
     assert (pipes / "control").exists()  # as workers, it outlives a daemon
     pool.start_daemon("node-b")
     eventually(lambda: daemon()["pid"] != first and daemon()["ready"], pool.logs, 60)
-    assert (pipes / "said").read_text().split() == ["get_server_list"]
+    assert pool.said("node-b").count("start") == 1 and "quit" not in pool.said("node-b")
     os.kill(daemon()["pid"], signal.SIGTERM)
     eventually(lambda: not (pipes / "control").exists(), pool.logs, 60)
-    assert (pipes / "said").read_text().split() == ["get_server_list", "quit"]
+    assert pool.said("node-b").count("start") == 1 and pool.said("node-b")[-1] == "quit"
 
 
 @pytest.mark.timeout(60)

@@ -6,10 +6,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from rgpu.server.device.hardware import STICKY as STICKY
 from rgpu.session.errors import DeviceError
-
-#: Results after which the context is unusable: every later call returns them.
-STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720})
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:

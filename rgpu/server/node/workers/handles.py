@@ -248,8 +248,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         found = boxes.spawn(
             ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
              str(link / SOCKET), "--state", state,
-             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path,
-            **({"apart": True} if apart else {})), home
+             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path, apart=apart), home
     process, home = found
     try:
         # An ending worker listens in its own home: it is never reached in place of the new one.

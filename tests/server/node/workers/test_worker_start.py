@@ -35,7 +35,7 @@ def test_the_new_worker_is_reached_not_one_that_is_on_its_way_out(tmp_path: Path
     leaving = listen(earlier.socket)  # this process: it accepts nobody any more
     made: list[subprocess.Popen[bytes]] = []
 
-    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path, apart: bool) -> subprocess.Popen[bytes]:
         made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
         return made[-1]
 
@@ -64,7 +64,7 @@ def test_a_death_is_told_whatever_cannot_be_found_out_of_it(tmp_path: Path) -> N
     made: list[subprocess.Popen[bytes]] = []
     told: list[tuple[str, dict[str, Any]]] = []
 
-    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path, apart: bool) -> subprocess.Popen[bytes]:
         made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
         return made[-1]
 
@@ -94,7 +94,7 @@ def test_a_death_is_told_whatever_cannot_be_found_out_of_it(tmp_path: Path) -> N
 
 def test_a_worker_that_does_not_start_leaves_nothing_but_its_log(tmp_path: Path) -> None:
     """A link would stand for a worker: the folder would never be removed."""
-    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path, apart: bool) -> subprocess.Popen[bytes]:
         with open(log_path, "wb") as log:
             return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no such device')"], stderr=log)
 
