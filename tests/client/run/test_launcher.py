@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -257,7 +258,8 @@ def test_a_pool_that_is_not_running(library: Path, tmp_path: Path) -> None:
 
 def test_names_and_environment() -> None:
     assert default_name(["/usr/bin/python3.11", "train model.py"]).startswith("train-model-")
-    assert default_name(["./heat"]).startswith("heat-") and default_name(["_"]).startswith("session-")
+    assert re.fullmatch("heat-[0-9a-f]{8}", default_name(["./heat"]))
+    assert re.fullmatch("session-[0-9a-f]{8}", default_name(["_"]))
     base = {"LD_PRELOAD": "libx.so", "HOME": "/h"}
     result = environment(base, Path("/lib"), Path("/run/a.sock"))
     assert result["LD_PRELOAD"] == "/lib/libcuda.so.1:libx.so" and result["LD_LIBRARY_PATH"] == "/lib"
