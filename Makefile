@@ -12,7 +12,8 @@ WIDER := tests/migrate/move tests/durability tests/checkpoint/store tests/server
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/client/nccl/*.?pp rgpu/client/nccl/generated/* \
-           rgpu/client/cupti/*.?pp rgpu/client/cupti/generated/* rgpu/link/messages/native/*)
+           rgpu/client/cupti/*.?pp rgpu/client/cupti/generated/* rgpu/client/router/*.?pp \
+           rgpu/client/router/generated/* rgpu/link/messages/native/*)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE

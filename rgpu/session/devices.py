@@ -18,6 +18,9 @@ MAX_GPUS = SESSION_DEVICES
 #: Ranks of one gang: its members are made in one transaction of the registry, and etcd allows 128 comparisons.
 MAX_RANKS = 30
 
+#: Devices in the list of one run, of several hosts; its members are :data:`MAX_RANKS` at most.
+MAX_LIST = 64
+
 _NAME = re.compile(r"([a-z]+):([0-9]{1,4}(?:\+[0-9]{1,4})*)", re.ASCII)
 
 

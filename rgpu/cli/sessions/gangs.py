@@ -11,7 +11,7 @@ from rgpu.cli import common
 from rgpu.cli.common import age, size
 from rgpu.cli.pool import connect
 from rgpu.cli.tables import Column, Listing, lines
-from rgpu.session.devices import MAX_RANKS
+from rgpu.session.devices import MAX_LIST
 from rgpu.session.errors import UsageError
 
 DEADLINE = 600.0  #: seconds
@@ -27,8 +27,8 @@ def read(name: str, gpus: str | None, ranks: int | None, spread: bool, gang: str
         if ranks is not None or gang is not None or of is not None:
             raise UsageError("--spread is one list of devices for the processes of this run: without --ranks, --gang "
                              "and --of")
-        if gpus is None or not gpus.isdigit() or not 0 < int(gpus) <= MAX_RANKS:
-            raise UsageError(f"--spread wants --gpus N, how many whole devices of all hosts together: 1 to {MAX_RANKS}")
+        if gpus is None or not gpus.isdigit() or not 0 < int(gpus) <= MAX_LIST:
+            raise UsageError(f"--spread wants --gpus N, how many whole devices of all hosts together: 1 to {MAX_LIST}")
         ranks, gpus = int(gpus), "1"
     if ranks is None:
         raise UsageError("--gang, --of and --gang-deadline are for a run that says how many processes of it use GPUs: "

@@ -309,6 +309,11 @@ class Agent:
             peer.refuse(SYSTEM_NOT_READY if isinstance(error, PoolUnavailable) else NO_DEVICE, error.message)
             peer.close()
 
+    @property
+    def members(self) -> int:
+        """How many members of a gang the run has; 0 where it is not of a gang."""
+        return len(self._gang.members) if self._gang is not None else 0
+
     def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment],
                       device: int | None) -> tuple[int, Shipper]:
         from rgpu.client.journal.kept import Journal

@@ -77,18 +77,23 @@ def shim_directory() -> Path:
 
 
 def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None,
-                several: bool = False, ranks: bool = False) -> dict[str, str]:
+                several: bool = False, ranks: bool = False, members: int = 0) -> dict[str, str]:
     """Return the program's environment; the user's settings are kept, behind those of rgpu.
 
     ``driver_version``: as cuDriverGetVersion; the shim answers it before it has a session.
     ``several``: the session has more than one GPU. ``ranks``: its processes are a gang's ranks, whose NCCL cannot
-    be the program's own, which would share memory between them.
+    be the program's own, which would share memory between them. ``members``: how many members of a gang the run has;
+    a process that is no rank may use all of them, for which it needs the routing library.
     """
     result = dict(base)
     result.pop(LIST, None)  # of a gang that this run is started within
+    if members:
+        result[LIST] = str(members)
     library = loadable(library, agent.parent)
-    driver = str(library / DRIVER)
-    result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
+    folder = library / "router" if members > 1 and not ranks else library
+    driver = str(folder / DRIVER)
+    paths = str(library) if folder == library else f"{folder}:{library}"
+    result["LD_LIBRARY_PATH"] = _join(paths, base.get("LD_LIBRARY_PATH"), ":")
     nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would complain at each start
     # rgpu's CUPTI is loaded first: PyTorch's wheels name the folder of NVIDIA's (DT_RPATH), which takes precedence over
     # every path here, but not over a library of that name which is loaded already.
@@ -100,7 +105,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     if driver_version is not None:
         result["RGPU_DRIVER_VERSION"] = str(driver_version)
     result["NUMBA_CUDA_DRIVER"] = driver  # the file
-    result["TRITON_LIBCUDA_PATH"] = str(library)  # the directory, which Triton gives its compiler with -L
+    result["TRITON_LIBCUDA_PATH"] = str(folder)  # the directory, which Triton gives its compiler with -L
     # This machine has no PCI tree to look GPUs up in, so NCCL takes them to be far apart and would fall back to host
     # memory that GPU and CPU poll together, which cannot work here. With this it tries peer access first, which works
     # or fails with a reason.
@@ -229,9 +234,7 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
             gang = (extra or {}).get("gang")
             several = float((extra or {}).get("gpus") or 1) > 1 or gang is not None
             environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several,
-                                  gang is not None and not gang.get("spread"))
-            if gang is not None:
-                environ[LIST] = "1"
+                                  gang is not None and not gang.get("spread"), agent.members)
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
             if front:
                 status = front.run(command, environ, agent, lambda pid: started(name, pid))

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from rgpu.migrate.records.gangs import check_gang_name
-from rgpu.migrate.records.schema import MAX_RANKS, GangAsk, Program, Wants, check_session_name
+from rgpu.migrate.records.schema import GangAsk, Program, Wants, check_session_name
 from rgpu.migrate.scheduling.placement import Request
 from rgpu.migrate.scheduling.snapshot import demand
-from rgpu.session.devices import MAX_GPUS
+from rgpu.session.devices import MAX_GPUS, MAX_LIST, MAX_RANKS
 from rgpu.session.errors import Refused, UsageError
 
 
@@ -85,7 +85,7 @@ def _member(asked: Any) -> dict[str, Any]:
 
 class _Member(msgspec.Struct, frozen=True):
     gang: str
-    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_LIST)]
 
 
 def read_gang(asked: Any) -> GangAsk | None:
@@ -98,8 +98,10 @@ def read_gang(asked: Any) -> GangAsk | None:
     try:
         ask = msgspec.convert(asked, GangAsk)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the gang cannot be read: {error}; a gang has {MAX_RANKS} ranks at most") from error
+        raise UsageError(f"the gang cannot be read: {error}; a list has {MAX_LIST} devices at most") from error
     check_gang_name(ask.name)
+    if ask.of > MAX_RANKS and not ask.spread:
+        raise UsageError(f"a gang has {MAX_RANKS} ranks at most, not {ask.of}")
     if ask.ranks > ask.of:
         raise UsageError(f"{ask.ranks} ranks are asked for of a gang that has {ask.of} in all")
     if ask.spread and ask.ranks != ask.of:

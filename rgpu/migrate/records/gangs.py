@@ -31,7 +31,6 @@ from msgspec import Meta
 from rgpu.migrate.records.keys import LEADER, gang_key, queue_key
 from rgpu.migrate.records.ownership import Decision
 from rgpu.migrate.records.schema import (
-    MAX_RANKS,
     MAX_TEXT,
     SCHEMA,
     U63,
@@ -45,6 +44,7 @@ from rgpu.migrate.records.schema import (
     encode,
 )
 from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, unchanged
+from rgpu.session.devices import MAX_LIST, MAX_RANKS
 from rgpu.session.errors import AlreadyExists, UsageError
 
 GangState = Literal["running", "ended"]
@@ -57,8 +57,8 @@ class GangRun(Record, frozen=True, kw_only=True):
     name: Name
     agent: Text
     program: Program = Program()
-    first: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] = 0
-    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    first: Annotated[int, Meta(ge=0, lt=MAX_LIST)] = 0
+    ranks: Annotated[int, Meta(ge=1, le=MAX_LIST)] = 1
 
 
 class GangRecord(Record, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class GangRecord(Record, frozen=True, kw_only=True):
     user: Text = ""
     generation: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
     epochs: Annotated[dict[Name, U63], Meta(max_length=MAX_MEMBERS)] = {}
-    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    ranks: Annotated[int, Meta(ge=1, le=MAX_LIST)]
     spread: bool = False
     runs: Annotated[list[GangRun], Meta(max_length=MAX_RANKS)] = []
     created: Seconds = 0.0

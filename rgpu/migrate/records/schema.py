@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rgpu.session.devices import MAX_GPUS, MAX_RANKS, parts
+from rgpu.session.devices import MAX_GPUS, MAX_LIST, parts
 from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
 
 SCHEMA = 1
@@ -255,7 +255,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     user: Text = ""
     run: Text = ""
     gang: Annotated[str, Meta(max_length=64)] = ""  #: its gang; empty: none, as in the previous version
-    rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0  #: its first rank in the gang
+    rank: Annotated[int, Meta(ge=0, le=MAX_LIST)] = 0  #: its first rank in the gang
     proves_key: bool = False
     #: sessions that it shares or shared device memory with: it cannot be brought back alone
     shares: Annotated[list[Name], Meta(max_length=MAX_SHARES)] = []
@@ -297,8 +297,8 @@ class GangAsk(Record, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=56)]
-    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
-    of: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    ranks: Annotated[int, Meta(ge=1, le=MAX_LIST)]
+    of: Annotated[int, Meta(ge=1, le=MAX_LIST)]
     spread: bool = False
     deadline: Annotated[float, Meta(gt=0.0, le=1e12)] = 600.0
 

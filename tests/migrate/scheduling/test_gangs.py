@@ -98,6 +98,10 @@ def test_a_spread_gang_has_one_member_for_the_devices_of_each_host() -> None:
         (0, 2, "a", "cpu:0+1"), (2, 2, "b", "cpu:0+1"), (4, 1, "c", "cpu:0")]
     many = place_gang(Snapshot((several("a", 8),), ()), RANK, Wish(8, spread=True))  # type: ignore[arg-type]
     assert [one.ranks for one in many.members] == [6, 2], "a session has six devices at most"
+    hosts = Snapshot(tuple(several(f"host-{number}", 1) for number in range(40)), ())  # type: ignore[arg-type]
+    assert len(place_gang(hosts, RANK, Wish(30, spread=True)).members) == 30
+    with pytest.raises(Refused, match="its 31 devices would be 31 sessions on as many hosts, 30 at most"):
+        place_gang(hosts, RANK, Wish(31, spread=True))
 
 
 # -- the line -----------------------------------------------------------------------

@@ -157,11 +157,11 @@ def test_monitors_see_both(pairs: LocalPool) -> None:
 
 
 def test_one_list_of_devices_over_several_hosts(pairs: LocalPool, tmp_path: Path) -> None:
-    """``--spread``: processes see five devices of three hosts; each uses those of one host, two of them if it likes."""
+    """``--spread``: processes see five devices of three hosts, and use any of them."""
     program = pairs.run(sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "programs" / "local_ranks.py"),
                         str(tmp_path), "0+1", "2+0", "4", name="wide", options=("--gpus", "5", "--spread"))
     program.wait_lines(5)
-    assert {"rank 0 device 1: 0", "rank 2 device 0: 101", "rank 4 began"} <= set(program.lines)
+    assert {"rank 0 device 1: 0", "rank 2 device 0: 0", "rank 4 began"} <= set(program.lines)
     gang = pairs.rgpu("describe", "wide")
     assert gang["spread"] and [(one["session"], one["device"]) for one in gang["members"]] == [
         ("wide.0", "cpu:0+1"), ("wide.2", "cpu:0+1"), ("wide.4", "cpu:0")] and len(gang["hosts"]) == 3

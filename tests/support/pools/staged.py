@@ -52,14 +52,18 @@ def moved_or_refused(pool: LocalPool, name: str, host: str, mode: str) -> bool:
 
 
 class Staged:
-    """A program of ``programs/`` with gates (``programs/gates.py``) in ``folder``."""
+    """A program of ``programs/`` with gates (``programs/gates.py``) in ``folder``.
+
+    ``name``: of the run. ``session``: the one that is disturbed, if it has another name.
+    """
 
     def __init__(self, pool: LocalPool, folder: Path, program: str, *arguments: object, name: str = "",
-                 options: tuple[str, ...] = ()) -> None:
-        self.pool, self.name = pool, name or program
-        self.folder = folder / self.name
+                 session: str = "", options: tuple[str, ...] = ()) -> None:
+        run = name or program
+        self.pool, self.name = pool, session or run
+        self.folder = folder / run
         self.folder.mkdir(parents=True)
-        self.program = pool.run(*line(program, self.folder, *arguments), name=self.name, options=options)
+        self.program = pool.run(*line(program, self.folder, *arguments), name=run, options=options)
 
     @property
     def lines(self) -> list[str]:

@@ -213,9 +213,13 @@ CUresult submit_with(Build&& build, std::uint64_t* seq = nullptr) {
   return section.publish(call, seq);
 }
 
+// The thread that is told of an answer: that of the program's host functions, which may block, or one of ours.
+enum class Notified : unsigned { program = 0, library = 1 };
+
 // Publishes an AWAITED call that no thread waits for: `answered` runs on a thread of the shim's (never the reader), in
 // the order of the answers, and with 802 when the connection to the agent is lost. It may publish, and block.
-CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq);
+CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq,
+                       Notified by = Notified::program);
 
 // ---------------------------------------------------------------- progress
 

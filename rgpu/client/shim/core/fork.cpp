@@ -1,36 +1,20 @@
 // Effects of a session on its process: address ranges reserved at load (SEMANTICS 8), fork (SEMANTICS 16), exit.
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
+#include "address_ranges.hpp"
+#include "routed.hpp"
 #include "session.hpp"
-
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 
 namespace rgpu {
 namespace {
 
 int pinned_error = 0;                   // errno of the pinned range's reservation
 int device_error[kSessionDevices] = {};  // … of each device's
-
-int reserve(std::uint64_t base, std::uint64_t size) {
-  void* wanted = reinterpret_cast<void*>(base);
-  void* got = ::mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-  if (got == MAP_FAILED) return errno;
-  if (got != wanted) {  // a kernel before 4.17 treats the flag as a hint
-    ::munmap(got, size);
-    return EEXIST;
-  }
-  ::madvise(got, size, MADV_DONTDUMP);
-  return 0;
-}
 
 void before_fork() {
   Session& s = session();
@@ -68,8 +52,14 @@ void in_child() {
 }
 
 __attribute__((constructor)) void loaded() {
-  pinned_error = reserve(kPinnedBase, kPinnedSize);
-  for (unsigned d = 0; d < kSessionDevices; ++d) device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);
+  if (const RouterFacts* router = router_facts()) {  // the routing library has reserved them for all of its copies
+    pinned_error = router->pinned_error;
+    std::copy(std::begin(router->device_error), std::end(router->device_error), device_error);
+  } else {
+    pinned_error = reserve(kPinnedBase, kPinnedSize);
+    for (unsigned d = 0; d < kSessionDevices; ++d)
+      device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);
+  }
   ::pthread_atfork(before_fork, in_parent, in_child);
 }
 

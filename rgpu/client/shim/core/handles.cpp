@@ -86,6 +86,8 @@ bool retire(Object* object) {
   return true;
 }
 
+std::pair<const void*, std::size_t> handle_range() { return {table().arena, SLOTS * SLOT}; }
+
 Object* find_object(const void* handle, Kind kind) {
   Table& t = table();
   const std::uint64_t slot = slot_of(t, handle);

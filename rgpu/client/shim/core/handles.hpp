@@ -38,6 +38,8 @@ void* enroll(std::unique_ptr<Object> object);
 // Removes the object from the table: later look-ups fail. The object itself is freed much later. Returns true to
 // exactly one of several racing callers.
 bool retire(Object* object);
+// Where all handles are: address and bytes.
+std::pair<const void*, std::size_t> handle_range();
 // The object behind a handle, nullptr if there is none of that kind.
 Object* find_object(const void* handle, Kind kind);
 // Calls `each` for every living object of a kind (a snapshot; any thread).

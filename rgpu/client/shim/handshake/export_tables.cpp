@@ -24,6 +24,7 @@
 #include "handshake_md2.hpp"
 #include "module.hpp"
 #include "profile.hpp"
+#include "routed.hpp"
 #include "runtime_functions.hpp"
 
 namespace rgpu {
@@ -31,9 +32,6 @@ namespace {
 
 using Words = const void* const*;
 
-enum Table : unsigned {
-    kCudart, kHooks, kToolsTls, kStorage, kContextChecks, kSelfTest, kCublas, kCublasLt, kModuleFunctions, kNvrtc
-};
 constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOOKS", "TOOLS_TLS",
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions", "NVRTC"};
@@ -83,6 +81,8 @@ std::array<const void*, N> make(std::initializer_list<std::pair<std::size_t, con
     auto words = stubs<T>(std::make_index_sequence<N>());
     if (sized) words[0] = reinterpret_cast<const void*>(N * sizeof(void*));
     for (const auto& [slot, function] : named) words[slot] = function;
+    if (const RouterFacts* router = router_facts())
+        for (const auto& [slot, function] : named) words[slot] = router->slot(member_number(), T, slot, function);
     return words;
 }
 
@@ -295,6 +295,8 @@ CUresult self_test(std::uint32_t version, std::uint64_t unix_seconds, std::uint6
 
 Words collectives_words() { return reinterpret_cast<Words>(&collectives_table()); }
 
+Words member_words() { return reinterpret_cast<Words>(&member_table()); }
+
 struct Known {
     const char* uuid;  // bytes in memory order, hexadecimal
     Words (*table)();  // nullptr: known, optional, and not implemented
@@ -312,6 +314,7 @@ constexpr Known kKnown[] = {
     {"6e163fbeb958444d835ce182aff1991e", functions_table},
     {"726770759b1d4e52a30c6f1e55d72001", profile_table},
     {kCollectivesTable, collectives_words},  // ours: requested by our libnccl.so.2
+    {kMemberTable, member_words},  // ours: requested by the routing library
     {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // requested by libcudart 12.9 and later
     {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // requested by the real libnvidia-ml
     {"da9151d33ae6cc41a5c04f26d533e328", nvrtc_table},

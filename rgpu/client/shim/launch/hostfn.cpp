@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "capturing.hpp"
+#include "hostfn.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 #include "profile.hpp"
@@ -16,7 +17,7 @@ namespace {
 struct Pending {
   std::mutex lock;
   std::condition_variable changed;
-  unsigned count = 0;  // functions published and not yet run
+  unsigned count = 0;  // the program's functions published and not yet run
 };
 
 Pending& pending() {
@@ -29,6 +30,21 @@ std::atomic<long> thread_of_running{0};
 
 // Calls `run` with the status that a stream callback gets.
 CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
+  return enqueue_host_function(handle, [run = std::move(run)](CUresult status, const std::function<void()>& end) {
+    if (status != CUDA_ERROR_SYSTEM_NOT_READY) {
+      running = true;
+      thread_of_running = ::gettid();
+      run(status);
+      thread_of_running = 0;
+      running = false;
+    }
+    end();
+  }, Notified::program);
+}
+
+}  // namespace
+
+CUresult enqueue_host_function(CUstream handle, HostFunctionReached reached, Notified by) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
@@ -37,16 +53,18 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   wire::HostFunction call{};
   call.stream = stream.number;
   Pending& p = pending();
+  const unsigned counted = by == Notified::program;
   {
     std::lock_guard guard(p.lock);
-    ++p.count;
+    p.count += counted;
   }
   std::uint64_t seq = 0;
   // The stream may reach the function before the enqueuing thread has noted the call: inside, the stream must be busy.
   auto noted = std::make_shared<std::atomic<bool>>(false);
-  CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
+  CUresult r = submit_notify(view(call), [=, reached = std::move(reached)](const Answer& answer) {
     ReservedSpace space;  // the stream is blocked until host_function_done is published
-    if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
+    const bool lost = answer.result == CUDA_ERROR_SYSTEM_NOT_READY;
+    if (!lost) {
       noted->wait(false);
       for (const StreamMark& mark : before) {  // their objects may be freed by now
         learned(mark.stream, mark.seq);
@@ -54,24 +72,24 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
       }
       after_observation();
       print_device_text();
-      running = true;
-      thread_of_running = ::gettid();
-      run(answer.result);
-      thread_of_running = 0;
-      running = false;
-      wire::HostFunctionDone done{};
-      done.call = answer.seq;
-      submit(done);
-      observed(answer.seq);
     }
-    Pending& mine = pending();
-    std::lock_guard guard(mine.lock);
-    --mine.count;
-    mine.changed.notify_all();
-  }, &seq);
+    reached(answer.result, [lost, counted, call = answer.seq] {
+      if (!lost) {
+        ReservedSpace here;  // this may be another thread
+        wire::HostFunctionDone done{};
+        done.call = call;
+        submit(done);
+        observed(call);
+      }
+      Pending& mine = pending();
+      std::lock_guard guard(mine.lock);
+      mine.count -= counted;
+      mine.changed.notify_all();
+    });
+  }, &seq, by);
   if (r) {
     std::lock_guard guard(p.lock);
-    --p.count;
+    p.count -= counted;
     return r;
   }
   note_work(stream, seq);
@@ -79,8 +97,6 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   noted->notify_one();
   return CUDA_SUCCESS;
 }
-
-}  // namespace
 
 bool in_host_function() { return running; }
 

@@ -10,7 +10,7 @@ namespace rgpu {
 namespace {
 
 // Answers that no thread waits for are handled here, one after the other, on a thread of their own: a host function may
-// block without limit.
+// block without limit. So those that concern no function of the program have another thread.
 struct Notifier {
   std::mutex lock;
   std::condition_variable more;
@@ -18,14 +18,14 @@ struct Notifier {
   bool started = false;
 };
 
-Notifier& notifier() {
-  static auto* n = new Notifier;
-  return *n;
+Notifier& notifier(Notified by) {
+  static auto* both = new Notifier[2];
+  return both[static_cast<unsigned>(by)];
 }
 
-void* run_notifier(void*) {
+void* run_notifier(void* mine) {
   ::pthread_setname_np(::pthread_self(), "rgpu-callbacks");
-  Notifier& n = notifier();
+  Notifier& n = *static_cast<Notifier*>(mine);
   for (;;) {
     std::unique_ptr<Waiter> waiter;
     {
@@ -41,8 +41,8 @@ void* run_notifier(void*) {
 
 }  // namespace
 
-bool start_callbacks() {
-  Notifier& n = notifier();
+bool start_callbacks(Notified by) {
+  Notifier& n = notifier(by);
   std::lock_guard guard(n.lock);
   if (n.started) return true;
   sigset_t all, before;
@@ -50,7 +50,7 @@ bool start_callbacks() {
   ::sigdelset(&all, SIGSEGV);  // the functions are the program's, and may touch managed memory
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   pthread_t thread;
-  n.started = !::pthread_create(&thread, nullptr, run_notifier, nullptr);
+  n.started = !::pthread_create(&thread, nullptr, run_notifier, &n);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (n.started) ::pthread_detach(thread);
   return n.started;
@@ -123,7 +123,7 @@ Waiter* take_waiter(Session& s, std::uint64_t seq) {
 void finish_waiter(Waiter* waiter) {
   profile::answered(*waiter->answer);
   if (waiter->notify) {
-    Notifier& n = notifier();
+    Notifier& n = notifier(waiter->by);
     std::lock_guard guard(n.lock);
     n.queue.emplace_back(waiter);
     n.more.notify_one();
@@ -183,12 +183,13 @@ CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const St
   return answer.result;
 }
 
-CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq) {
-  if (!start_callbacks()) return CUDA_ERROR_OPERATING_SYSTEM;
+CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq, Notified by) {
+  if (!start_callbacks(by)) return CUDA_ERROR_OPERATING_SYSTEM;
   auto waiter = std::make_unique<Waiter>();
   auto answer = std::make_unique<Answer>();
   waiter->answer = answer.get();
   waiter->notify = std::move(answered);
+  waiter->by = by;
   Section section(call.reserved);
   if (CUresult r = section.publish_view(call, nullptr, waiter.get(), seq); r) return r;
   waiter.release();  // finish_waiter() owns both from now on

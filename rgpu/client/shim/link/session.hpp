@@ -22,6 +22,7 @@ struct Waiter {
   void* destination = nullptr;  // address for the reply payload
   std::size_t capacity = 0;
   std::function<void(const Answer&)> notify;  // set: no thread waits, the table owns the waiter
+  Notified by = Notified::program;            // where `notify` is called
   std::atomic<std::uint32_t> done{0};
 };
 
@@ -125,7 +126,7 @@ void extent_published(Session& s, std::uint32_t index, std::uint64_t size);
 bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter);
 Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
-bool start_callbacks();                       // the thread that Waiter::notify runs on
+bool start_callbacks(Notified by);            // the thread that Waiter::notify runs on
 void finish_waiter(Waiter* waiter);           // the answer is in place
 // Waits for the answer of an awaited call that is published as `seq`, and handles it as await() does.
 CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step = nullptr);

@@ -52,7 +52,8 @@ Memory& memory() {
 Allocator* allocator_of(Memory& m, int device) {
   if (m.devices.empty()) {
     for (auto& facts : facts().devices)
-      m.devices.push_back(std::make_unique<Allocator>(facts.range_base, std::min(facts.range_size, kReserveOffset),
+      m.devices.push_back(std::make_unique<Allocator>(facts.range_base + member_number() * part_of(kReserveOffset, member_count()),
+                                                      std::min(facts.range_size, part_of(kReserveOffset, member_count())),
                                                       facts_quota(facts), kGranule, kAlignment));
   }
   return device < 0 || static_cast<std::size_t>(device) >= m.devices.size() ? nullptr : m.devices[device].get();
@@ -189,7 +190,7 @@ Place place_of(std::uint64_t address) {
   if (place = imported_place(address); place.kind != Place::Kind::host) return place;
   if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
   if (place = pinned_place(address); place.kind != Place::Kind::host) return place;
-  const bool pinned = address >= kPinnedBase && address < kPinnedBase + kPinnedSize;
+  const bool pinned = of_own_pinned_range(address);  // another member's pinned memory is any memory of the program here
   if (device_of(address) != kEveryDevice || pinned) place.kind = Place::Kind::invalid;
   return place;
 }

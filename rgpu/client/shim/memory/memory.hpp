@@ -7,12 +7,9 @@
 
 #include "allocator.hpp"
 #include "handles.hpp"
+#include "routed.hpp"
 
 namespace rgpu {
-
-// Part of a device's range: where the allocator's addresses end, and those of cuMemAddressReserve begin.
-constexpr std::uint64_t kReserveOffset = 4ull << 40, kReserveSize = 3ull << 40;
-static_assert(kReserveOffset + kReserveSize == kAllocationSize);
 
 // The memory that a pointer of the program's points into.
 struct Place {

@@ -46,7 +46,8 @@ struct Pins {
   std::shared_mutex lock;
   std::map<std::uint64_t, std::shared_ptr<Pinned>> ranges;
   std::map<std::uint64_t, std::shared_ptr<Pinned>> registered;  // those with a mirror, by its address
-  Allocator addresses{kPinnedFirst, kPinnedBase + kPinnedSize - kPinnedFirst, kPinnedSize, kPage, kPage, kPinnedSize};
+  Allocator addresses{kPinnedFirst + member_number() * part_of(kPinnedRoom, member_count()), part_of(kPinnedRoom, member_count()),
+                      kPinnedSize, kPage, kPage, kPinnedSize};
   std::map<Context*, std::uint64_t> readers;  // streams of our own for reading mirrors
   std::set<std::uint64_t> lost;               // streams destroyed with unfinished work
   std::uint64_t next_id = 1ull << 40;

@@ -400,7 +400,7 @@ void update() {
 }
 
 void enable(std::uint32_t kinds) {
-  start_callbacks();
+  start_callbacks(Notified::program);
   recorded = kinds;
   update();
 }

@@ -22,9 +22,10 @@ Virtual& virtual_memory() {
 
 std::optional<std::uint64_t> room(const Virtual& v, int device, std::uint64_t size, std::uint64_t alignment,
                                   std::uint64_t wish) {
-  const std::uint64_t from = facts().devices[static_cast<std::size_t>(device)].range_base + kReserveOffset;
-  const std::uint64_t end = from + kReserveSize;
-  if (size > kReserveSize || alignment > kReserveSize) return std::nullopt;
+  const std::uint64_t part = part_of(kReserveSize, member_count());
+  const std::uint64_t from = facts().devices[static_cast<std::size_t>(device)].range_base + kReserveOffset + member_number() * part;
+  const std::uint64_t end = from + part;
+  if (size > part || alignment > part) return std::nullopt;
   if (wish >= from && wish <= end - size && wish % alignment == 0 && is_free(v, wish, size)) return wish;
   std::uint64_t address = (from + alignment - 1) / alignment * alignment;
   for (auto it = v.reserved.lower_bound(from); address + size <= end; ++it) {

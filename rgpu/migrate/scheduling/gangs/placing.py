@@ -27,7 +27,7 @@ from rgpu.migrate.scheduling.placement import (
     mebibytes,
     suitable,
 )
-from rgpu.session.devices import MAX_GPUS
+from rgpu.session.devices import MAX_GPUS, MAX_RANKS
 from rgpu.session.errors import Refused
 
 Kind = tuple[str, tuple[int, int]]  #: kind of device, with its compute capability: all ranks of a gang have the same
@@ -77,6 +77,9 @@ def place_gang(snapshot: Snapshot, request: Request, wish: Wish, bandwidth: Band
                           found.reason)
     if best is None:
         raise Refused(f"no place for {request.session}: {lacking(rooms, wish)}", session=request.session)
+    if len(best.members) > MAX_RANKS:
+        raise Refused(f"no place for {request.session}: its {wish.ranks} devices would be {len(best.members)} sessions "
+                      f"on as many hosts, {MAX_RANKS} at most", session=request.session)
     return best
 
 

@@ -1,0 +1,26 @@
+// Copies from the memory of one member to that of another.
+#pragma once
+
+#include <vector>
+
+#include "waiting.hpp"
+
+namespace rgpu::router {
+
+// Bytes that lie together on both sides.
+struct Piece {
+  std::uint64_t to = 0, from = 0, size = 0;
+};
+
+// One side of a copy between members; without a context, that of the memory.
+struct Side {
+  Member* member = nullptr;
+  CUcontext context = nullptr;
+};
+
+// Copies in the order of the stream, from worker to worker.
+CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>& pieces, const Line& line);
+// The same in the order of the default streams of all contexts concerned; returns when it is done.
+CUresult copy_between_and_wait(const Side& to, const Side& from, const std::vector<Piece>& pieces, bool per_thread);
+
+}  // namespace rgpu::router

@@ -1,0 +1,1 @@
+"""The routing library: which member each driver function concerns."""

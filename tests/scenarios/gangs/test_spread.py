@@ -1,0 +1,79 @@
+"""One process that uses devices of three hosts: what it computes, undisturbed and with its sessions moved and lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.pools.pool import LocalPool
+from tests.support.pools.staged import Staged
+
+SIX = ("--gpus", "6", "--spread")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    """Four nodes of two devices each."""
+    with LocalPool(tmp_path_factory.mktemp("wide"), nodes=4, lease=8.0, device="cpu:0,cpu:1") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(wide: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> str:
+    staged = Staged(wide, tmp_path_factory.mktemp("still"), "spread", name="still", session="still.0", options=SIX)
+    staged.open(1, 2, 3, 4)
+    digest = staged.finish()
+    assert not staged.errors
+    return digest
+
+
+def free_host(pool: LocalPool, gang: str) -> str:
+    used = pool.rgpu("describe", gang)["hosts"]
+    return next(node["host"] for node in pool.living() if node["host"] not in used)
+
+
+def test_one_process_uses_the_devices_of_three_hosts(undisturbed: str) -> None:
+    """It checks its results itself; they are also those of any other run."""
+    assert len(undisturbed) == 64
+
+
+def test_its_sessions_are_moved_and_lost(wide: LocalPool, tmp_path: Path, undisturbed: str) -> None:
+    staged = Staged(wide, tmp_path, "spread", name="ring", session="ring.2", options=SIX)
+    staged.reach(1)
+    row = wide.rgpu("describe", "ring")
+    assert [one["session"] for one in row["members"]] == ["ring.0", "ring.2", "ring.4"] and len(row["hosts"]) == 3
+    assert all(one["came"] for one in row["members"])
+    moved = wide.rgpu("migrate", "ring.2", free_host(wide, "ring"))
+    assert moved["outcome"] == "committed" and moved["verified"] is True, moved
+    staged.open(1)
+
+    os.kill(staged.reach(2)["worker_pid"], signal.SIGKILL)
+    os.kill(wide.session("ring.0")["worker_pid"], signal.SIGKILL)  # two members at once
+    staged.open(2)
+    staged.wait_epoch(3)
+
+    staged.reach(3)
+    assert wide.rgpu("checkpoint", "ring.4")["position"] > 0
+    staged.open(3)
+
+    staged.reach(4)
+    for name in ("ring.0", "ring.4"):
+        os.kill(wide.session(name)["worker_pid"], signal.SIGKILL)
+    staged.open(4)
+    assert staged.finish() == undisturbed, staged.errors[-20:]
+    assert not staged.errors
+
+
+def test_a_move_while_it_computes(wide: LocalPool, tmp_path: Path, undisturbed: str) -> None:
+    """By copy and by replay, between gates: copies between hosts are under way."""
+    staged = Staged(wide, tmp_path, "spread", name="moving", session="moving.0", options=SIX)
+    staged.reach(1)
+    staged.open(1, 2, 3, 4)
+    for mode in ("copy", "replay"):
+        if staged.program.process.poll() is None and wide.session("moving.0")["state"] == "running":
+            wide.rgpu("migrate", "moving.0", free_host(wide, "moving"), "--mode", mode)
+    assert staged.finish() == undisturbed, staged.errors[-20:]
