@@ -1,22 +1,25 @@
 """One process with devices of several hosts: a ring of kernels and copies, and what crosses hosts.
 
-usage: spread.py FOLDER [ROUNDS]
+usage: spread.py FOLDER [long]
 
 Checks itself at each step; stands at the gates 1 to 4, where its sessions may be disturbed. Natively too, where six
-devices are in one host.
+devices are in one host. ``long``: the ring goes on until there is a file FOLDER/enough.
 """
 
 import ctypes
 import hashlib
 import sys
 import threading
+from itertools import count as numbers
+from pathlib import Path
 
 import numpy as np
 from common import check, ptx
 from cuda.bindings import driver
 from gates import gate
 
-N, ROUNDS, GATES = 4096, int(sys.argv[2]) if sys.argv[2:] else 24, {4: 1, 9: 2, 14: 3, 19: 4}
+N, ROUNDS, GATES = 4096, 24, {4: 1, 9: 2, 14: 3, 19: 4}
+LONG = sys.argv[2:] == ["long"]
 TIMING_OFF, NON_BLOCKING = 2, 1
 PTR, UINT = ctypes.c_void_p, ctypes.c_uint
 SOURCE = b"""
@@ -90,7 +93,9 @@ assert int(check(driver.cuStreamGetCtx(streams[0]))) == int(contexts[0])
 # -- a ring: each device mixes in what the one before it made ------------------------------
 state = [np.full(N, n + 1, np.uint32) for n in range(COUNT)]
 before = [np.zeros(N, np.uint32) for _ in range(COUNT)]
-for number in range(ROUNDS):
+for number in numbers():
+    if number >= ROUNDS and (not LONG or (Path(sys.argv[1]) / "enough").exists()):
+        break
     for n in range(COUNT):
         use(n)
         launch(mix[n], streams[n], (memory[n], inbox[n], number), (PTR, PTR, UINT))
@@ -124,7 +129,7 @@ for n in range(COUNT):
     found = values(memory[n])
     assert (found == state[n]).all(), f"device {n}"
     assert (values(inbox[n]) == before[n]).all(), f"inbox {n}"
-    assert values(variables[n], 1)[0] == ROUNDS, f"variable {n}"
+    assert values(variables[n], 1)[0] == number, f"variable {n}"
     digest.update(found.tobytes())
 
 # -- copies that are awaited, of rows, of another context's memory -----------------------------
