@@ -60,8 +60,10 @@ CUresult cuCtxCreate_v2(CUcontext* pctx, unsigned int flags, CUdevice dev) {
   return created(dev, pctx, [&](Member& m) { return CALL(m, cuCtxCreate_v2)(pctx, flags, dev); });
 }
 
-CUresult cuCtxCreate_v3(CUcontext* pctx, CUexecAffinityParam* paramsArray, int numParams, unsigned int flags, CUdevice dev) {
-  return created(dev, pctx, [&](Member& m) { return CALL(m, cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, dev); });
+CUresult cuCtxCreate_v3(CUcontext* pctx, CUexecAffinityParam* paramsArray, int numParams, unsigned int flags,
+                        CUdevice dev) {
+  return created(dev, pctx,
+                 [&](Member& m) { return CALL(m, cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, dev); });
 }
 
 CUresult cuCtxCreate_v4(CUcontext* pctx, CUctxCreateParams* ctxCreateParams, unsigned int flags, CUdevice dev) {

@@ -189,6 +189,20 @@ CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>
   return ends.is(ends.receiving, line) ? CUDA_SUCCESS : follow(line, ends.receiving);
 }
 
+CUresult copy_elsewhere(Member& member, std::uint64_t address, const Line& line,
+                        const std::function<CUresult(const Line& lane)>& copy) {
+  Line lane;
+  if (CUresult r = take_lane({&member, context_at(member, address)}, lane); r) return r;
+  CUresult r = follow(lane, line);
+  if (!r) {
+    const Borrowed at(member, lane.context);
+    r = copy(lane);
+  }
+  if (!r) r = follow(line, lane);
+  give_lane(lane);
+  return r;
+}
+
 CUresult copy_between_and_wait(const Side& to, const Side& from, const std::vector<Piece>& pieces, bool per_thread) {
   Line line;
   if (CUresult r = line_of(nullptr, per_thread, line); r) return r;

@@ -1,6 +1,7 @@
 // Copies from the memory of one member to that of another.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "waiting.hpp"
@@ -22,5 +23,9 @@ struct Side {
 CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>& pieces, const Line& line);
 // The same in the order of the default streams of all contexts concerned; returns when it is done.
 CUresult copy_between_and_wait(const Side& to, const Side& from, const std::vector<Piece>& pieces, bool per_thread);
+
+// Has `copy` give a copy that concerns the address to a stream of that member, in the order of another's stream.
+CUresult copy_elsewhere(Member& member, std::uint64_t address, const Line& line,
+                        const std::function<CUresult(const Line& lane)>& copy);
 
 }  // namespace rgpu::router

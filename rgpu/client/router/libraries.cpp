@@ -163,8 +163,8 @@ CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_o
                                void** jitOptionsValues, unsigned int numJitOptions, CUlibraryOption* libraryOptions,
                                void** libraryOptionValues, unsigned int numLibraryOptions) {
   return made(library, [&](Member& member, CUlibrary* out) {
-    return CALL(member, cuLibraryLoadFromFile)(out, fileName, jitOptions, jitOptionsValues, numJitOptions, libraryOptions,
-                                               libraryOptionValues, numLibraryOptions);
+    return CALL(member, cuLibraryLoadFromFile)(out, fileName, jitOptions, jitOptionsValues, numJitOptions,
+                                               libraryOptions, libraryOptionValues, numLibraryOptions);
   });
 }
 
@@ -212,11 +212,13 @@ CUresult cuLibraryGetModule(CUmodule* pMod, CUlibrary library) {
 }
 
 CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  return with(library, [&](Member& member, CUlibrary own) { return CALL(member, cuLibraryGetGlobal)(dptr, bytes, own, name); });
+  return with(library,
+              [&](Member& member, CUlibrary own) { return CALL(member, cuLibraryGetGlobal)(dptr, bytes, own, name); });
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name) {
-  return with(library, [&](Member& member, CUlibrary own) { return CALL(member, cuLibraryGetManaged)(dptr, bytes, own, name); });
+  return with(library,
+              [&](Member& member, CUlibrary own) { return CALL(member, cuLibraryGetManaged)(dptr, bytes, own, name); });
 }
 
 CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
@@ -235,7 +237,8 @@ CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice d
 }
 
 CUresult cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel) {
-  return with(kernel, current(), [&](Member& member, CUkernel own) { return CALL(member, cuKernelGetFunction)(pFunc, own); });
+  return with(kernel, current(),
+              [&](Member& member, CUkernel own) { return CALL(member, cuKernelGetFunction)(pFunc, own); });
 }
 
 CUresult cuKernelGetLibrary(CUlibrary* pLib, CUkernel kernel) {

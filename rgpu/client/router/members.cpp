@@ -46,7 +46,7 @@ std::mutex& loading() {
   rgpu_router_facts.slot = replace_slot;
 }
 
-// The driver library beside this one's folder.
+// The path of the driver library, which is above this one's folder.
 std::string library_path() {
   Dl_info info{};
   if (!::dladdr(reinterpret_cast<const void*>(&library_path), &info) || !info.dli_fname) return {};
@@ -62,7 +62,8 @@ off_t mapped_bytes(int fd, off_t whole) {
   off_t end = 0;
   for (unsigned i = 0; i < head.e_phnum; ++i) {
     Elf64_Phdr part{};
-    if (::pread(fd, &part, sizeof part, static_cast<off_t>(head.e_phoff + i * sizeof part)) != sizeof part) return whole;
+    const auto at = static_cast<off_t>(head.e_phoff + i * sizeof part);
+    if (::pread(fd, &part, sizeof part, at) != sizeof part) return whole;
     end = std::max(end, static_cast<off_t>(part.p_offset + part.p_filesz));
   }
   return std::min(end, whole);
@@ -231,7 +232,8 @@ Where of_address(std::uint64_t address) { return here_or(owner(address)); }
 Where of_host(const void* address) {
   if (Member* member = pinned_owner(address)) return here_or(member);
   for (unsigned i = 0, n = highest.load(std::memory_order_acquire); i < n; ++i)
-    if (Member* member = loaded(i); member && member->initialised && member->table->registered(address)) return here_or(member);
+    if (Member* member = loaded(i); member && member->last.load() && member->table->registered(address))
+      return here_or(member);
   return here_or(nullptr);
 }
 

@@ -18,20 +18,23 @@ struct Member {
   void* functions[kFunctions] = {};  // the copy's exports
   const MemberTable* table = nullptr;
   std::uintptr_t handles = 0;        // where its handles begin
-  std::atomic<CUcontext> last{};     // the context that a thread made current last: for calls from threads without one
+  std::atomic<CUcontext> last{};     // the context that a thread made current last: for threads without one
   std::atomic<bool> initialised{false};
   std::atomic<unsigned> waiting{0};  // points of its streams that wait for other members
 
-  bool has(const void* handle) const { return reinterpret_cast<std::uintptr_t>(handle) - handles < table->handles_size; }
+  bool has(const void* handle) const {
+    return reinterpret_cast<std::uintptr_t>(handle) - handles < table->handles_size;
+  }
 };
 
 // Calls a function of the member's copy: CALL(member, cuInit)(0).
-#define CALL(member, symbol) (reinterpret_cast<decltype(&::symbol)>((member).functions[::rgpu::router::f_##symbol]))
+#define CALL(member, symbol) \
+  (reinterpret_cast<decltype(&::symbol)>((member).functions[::rgpu::router::f_##symbol]))
 
 unsigned members();               // of the run
 Member* loaded(unsigned number);  // nullptr: nothing has used the member yet
-// The member's copy, which is loaded and initialised at its first use. nullptr, with one line on stderr, where it cannot
-// be.
+// The member's copy, which is loaded and initialised at its first use. nullptr, with one line on stderr, where it
+// cannot be.
 Member* load(unsigned number);
 Member& first();  // the copy for what all copies answer alike
 

@@ -7,15 +7,18 @@
 namespace rgpu::router {
 namespace {
 
+const void* host(std::uint64_t address) { return reinterpret_cast<const void*>(address); }
+
 // Whose device memory an address is, seen by a call that concerns `mine`: nullptr for memory of the CPU. A module's
 // variable is of the member that the call concerns.
 Member* device_side(std::uint64_t address, Member& mine) {
-  if (Member* member = owner(address)) return member->number == mine.number || !pinned_owner(reinterpret_cast<void*>(address)) ? member : nullptr;
+  if (pinned_owner(host(address))) return nullptr;
+  if (Member* member = owner(address)) return member;
   if (is_module_variable(address)) return &mine;
   CUmemorytype type{};
   const Borrowed at(Where{&mine, true});
-  return !AT(at, cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) && type == CU_MEMORYTYPE_DEVICE ? &mine
-                                                                                                                       : nullptr;
+  const CUresult r = AT(at, cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  return !r && type == CU_MEMORYTYPE_DEVICE ? &mine : nullptr;
 }
 
 // The member of a call with a stream; without one, of the thread's context.
@@ -31,19 +34,20 @@ bool crosses(std::uint64_t to, std::uint64_t from, Member& mine, Side& target, S
 
 // Memory of the CPU (pinned, registered) that work of another member may be writing before the stream gets there: it is
 // read then.
-bool is_foreign(const void* host, const Member& mine) {
-  if (Member* member = pinned_owner(host)) return member != &mine || mine.waiting.load();
-  if (mine.waiting.load() && mine.table->registered(host)) return true;
-  for (unsigned i = 0; i < members(); ++i)
-    if (Member* member = loaded(i); member && member != &mine && member->initialised && member->last.load() && member->table->registered(host))
-      return true;
+bool is_foreign(const void* address, const Member& mine) {
+  if (Member* member = pinned_owner(address)) return member != &mine || mine.waiting.load();
+  for (unsigned i = 0; i < members(); ++i) {
+    Member* member = loaded(i);
+    if (!member || !member->last.load() || (member == &mine && !mine.waiting.load())) continue;
+    if (member->table->registered(address)) return true;
+  }
   return false;
 }
 
 // Where a synchronous copy is made: with the member whose device memory it concerns, in that member's context.
 Where place_of_copy(std::uint64_t to, std::uint64_t from) {
   for (std::uint64_t address : {to, from})
-    if (!pinned_owner(reinterpret_cast<void*>(address)) && owner(address)) return of_address(address);
+    if (!pinned_owner(host(address)) && owner(address)) return of_address(address);
   return current();
 }
 
@@ -106,7 +110,8 @@ constexpr bool kHasDepth = requires(const Copy& copy) { copy.Depth; };
 
 template <class Copy>
 Rows target_rows(const Copy& c) {
-  Rows rows{c.dstMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<std::uint64_t>(c.dstHost) : c.dstDevice, c.dstPitch, 0,
+  const bool by_host = c.dstMemoryType == CU_MEMORYTYPE_HOST;
+  Rows rows{by_host ? reinterpret_cast<std::uint64_t>(c.dstHost) : c.dstDevice, c.dstPitch, 0,
             c.dstMemoryType != CU_MEMORYTYPE_ARRAY};
   if (!rows.pitch) rows.pitch = c.dstXInBytes + c.WidthInBytes;
   if constexpr (kHasDepth<Copy>) {
@@ -119,7 +124,8 @@ Rows target_rows(const Copy& c) {
 
 template <class Copy>
 Rows source_rows(const Copy& c) {
-  Rows rows{c.srcMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<std::uint64_t>(c.srcHost) : c.srcDevice, c.srcPitch, 0,
+  const bool by_host = c.srcMemoryType == CU_MEMORYTYPE_HOST;
+  Rows rows{by_host ? reinterpret_cast<std::uint64_t>(c.srcHost) : c.srcDevice, c.srcPitch, 0,
             c.srcMemoryType != CU_MEMORYTYPE_ARRAY};
   if (!rows.pitch) rows.pitch = c.srcXInBytes + c.WidthInBytes;
   if constexpr (kHasDepth<Copy>) {
@@ -139,8 +145,10 @@ std::vector<Piece> pieces_of(const Copy& c) {
   if (!c.WidthInBytes) return pieces;
   for (std::uint64_t z = 0; z < depth; ++z)
     for (std::uint64_t y = 0; y < c.Height; ++y) {
-      const Piece next{to.address + z * to.layer + y * to.pitch, from.address + z * from.layer + y * from.pitch, c.WidthInBytes};
-      if (Piece* last = pieces.empty() ? nullptr : &pieces.back(); last && last->to + last->size == next.to && last->from + last->size == next.from)
+      const Piece next{to.address + z * to.layer + y * to.pitch, from.address + z * from.layer + y * from.pitch,
+                       c.WidthInBytes};
+      Piece* last = pieces.empty() ? nullptr : &pieces.back();
+      if (last && last->to + last->size == next.to && last->from + last->size == next.from)
         last->size += next.size;
       else
         pieces.push_back(next);
@@ -163,7 +171,7 @@ CUresult copy_rows(const Copy* c, const CUstream* stream, bool per_thread, Forwa
       return copy_between(target, source, pieces_of(*c), line);
     }
   }
-  if (stream && from.memory && to.memory && is_foreign(reinterpret_cast<void*>(from.address), mine) && device_side(to.address, mine))
+  if (stream && from.memory && to.memory && is_foreign(host(from.address), mine) && device_side(to.address, mine))
     return defer(*stream, per_thread, [copy = *c](Member& member, CUstream lane) {
       if constexpr (requires { copy.srcContext; })
         return CALL(member, cuMemcpy3DPeerAsync)(&copy, lane);
@@ -202,7 +210,17 @@ CUresult copy_bytes_async(bool per_thread, std::uint64_t to, std::uint64_t from,
     if (CUresult r = line_of(stream, per_thread, line); r || !size) return r;
     return copy_between(target, source, {{to, from, size}}, line);
   }
-  if (is_foreign(reinterpret_cast<void*>(from), mine) && device_side(to, mine)) return defer(stream, per_thread, forward);
+  Member* there = device_side(to, mine);
+  const bool into = there != nullptr;
+  if (!there) there = device_side(from, mine);
+  if (there && there != &mine) {  // memory of the CPU, and of another member's device
+    Line line;
+    if (CUresult r = line_of(stream, per_thread, line); r) return r;
+    return copy_elsewhere(*there, into ? to : from, line, [&](const Line& lane) {
+      return into && is_foreign(host(from), *there) ? defer(lane.stream, false, forward) : forward(*there, lane.stream);
+    });
+  }
+  if (into && is_foreign(host(from), mine)) return defer(stream, per_thread, forward);
   const Borrowed at(of_handles({HANDLE(stream)}));
   return forward(at.member(), stream);
 }
@@ -230,7 +248,8 @@ CUresult cuMemcpyPeer(bool per_thread, CUdeviceptr dstDevice, CUcontext dstConte
                       CUcontext srcContext, size_t ByteCount) {
   const Side target = side_of(dstContext), source = side_of(srcContext);
   if (target.member && source.member && target.member != source.member)
-    return ByteCount ? copy_between_and_wait(target, source, {{dstDevice, srcDevice, ByteCount}}, per_thread) : CUDA_SUCCESS;
+    return ByteCount ? copy_between_and_wait(target, source, {{dstDevice, srcDevice, ByteCount}}, per_thread)
+                     : CUDA_SUCCESS;
   const Borrowed at(of_handles({HANDLE(dstContext)}));
   return per_thread ? AT(at, cuMemcpyPeer_ptds)(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
                     : AT(at, cuMemcpyPeer)(dstDevice, dstContext, srcDevice, srcContext, ByteCount);
@@ -243,14 +262,25 @@ CUresult cuMemcpyAsync(bool per_thread, CUdeviceptr dst, CUdeviceptr src, size_t
   });
 }
 
-CUresult cuMemcpyDtoDAsync_v2(bool per_thread, CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+CUresult cuMemcpyDtoDAsync_v2(bool per_thread, CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+                              CUstream hStream) {
   return copy_bytes_async(per_thread, dstDevice, srcDevice, ByteCount, hStream, [=](Member& m, CUstream stream) {
     return per_thread && stream == hStream ? CALL(m, cuMemcpyDtoDAsync_v2_ptsz)(dstDevice, srcDevice, ByteCount, stream)
                                            : CALL(m, cuMemcpyDtoDAsync_v2)(dstDevice, srcDevice, ByteCount, stream);
   });
 }
 
-CUresult cuMemcpyHtoDAsync_v2(bool per_thread, CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
+CUresult cuMemcpyDtoHAsync_v2(bool per_thread, void* dstHost, CUdeviceptr srcDevice, size_t ByteCount,
+                              CUstream hStream) {
+  const auto to = reinterpret_cast<std::uint64_t>(dstHost);
+  return copy_bytes_async(per_thread, to, srcDevice, ByteCount, hStream, [=](Member& m, CUstream stream) {
+    return per_thread && stream == hStream ? CALL(m, cuMemcpyDtoHAsync_v2_ptsz)(dstHost, srcDevice, ByteCount, stream)
+                                           : CALL(m, cuMemcpyDtoHAsync_v2)(dstHost, srcDevice, ByteCount, stream);
+  });
+}
+
+CUresult cuMemcpyHtoDAsync_v2(bool per_thread, CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount,
+                              CUstream hStream) {
   const auto from = reinterpret_cast<std::uint64_t>(srcHost);
   return copy_bytes_async(per_thread, dstDevice, from, ByteCount, hStream, [=](Member& m, CUstream stream) {
     return per_thread && stream == hStream ? CALL(m, cuMemcpyHtoDAsync_v2_ptsz)(dstDevice, srcHost, ByteCount, stream)

@@ -72,7 +72,8 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
   return AT(at, cuMemPoolCreate)(pool, poolProps);
 }
 
-CUresult cuLaunchKernelEx(bool per_thread, const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
+CUresult cuLaunchKernelEx(bool per_thread, const CUlaunchConfig* config, CUfunction f, void** kernelParams,
+                          void** extra) {
   const Borrowed at(of_handles({HANDLE(config ? config->hStream : nullptr), HANDLE(f)}));
   const CUfunction function = kernel_in(at, f);
   return per_thread ? AT(at, cuLaunchKernelEx_ptsz)(config, function, kernelParams, extra)

@@ -1,4 +1,4 @@
-"""Which member of a gang a driver function concerns: derived from its parameters, with the exceptions listed here.
+"""Routes of driver functions: the member of a gang that each concerns, by its parameters, with exceptions listed here.
 
 A handle belongs to one member, an address of device memory too; else the member of the thread's current context is
 meant. What is said of devices in general is the same in every copy of the driver library, so the first one answers it.
@@ -33,6 +33,7 @@ BY_HAND = frozenset("""
     cuKernelGetName cuKernelGetParamInfo
     cuLaunchKernelEx cuStreamWaitEvent cuMemCreate cuMemPoolCreate
     cuMemcpy cuMemcpyAsync cuMemcpyPeer cuMemcpyPeerAsync cuMemcpyDtoD_v2 cuMemcpyDtoDAsync_v2 cuMemcpyHtoDAsync_v2
+    cuMemcpyDtoHAsync_v2
     cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy2DAsync_v2 cuMemcpy3D_v2 cuMemcpy3DAsync_v2 cuMemcpy3DPeer
     cuMemcpy3DPeerAsync
 """.split())

@@ -55,7 +55,8 @@ const void* original(const Member& member, Table table, std::size_t slot) {
 template <class... Arguments>
 CUresult own_slot(Where where, Table table, std::size_t slot, Arguments... arguments) {
   const Borrowed at(where);
-  const auto function = reinterpret_cast<CUresult (*)(Arguments...)>(const_cast<void*>(original(at.member(), table, slot)));
+  void* own = const_cast<void*>(original(at.member(), table, slot));
+  const auto function = reinterpret_cast<CUresult (*)(Arguments...)>(own);
   return function ? function(arguments...) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -66,7 +67,9 @@ CUresult module_from_fatbin(void* a, void* b, void* c, void* d, void* e) {
   return own_slot(current(), kCudart, Slot, a, b, c, d, e);
 }
 
-CUresult primary_handle(CUcontext* out, CUdevice device) { return own_slot(of_device(device), kCudart, 2, out, device); }
+CUresult primary_handle(CUcontext* out, CUdevice device) {
+  return own_slot(of_device(device), kCudart, 2, out, device);
+}
 
 CUresult thread_context(CUcontext* out) {
   if (!out) return CUDA_ERROR_INVALID_VALUE;
@@ -88,7 +91,9 @@ template <std::size_t Slot>
 CUresult of_context(CUcontext context, void* b, void* c, void* d, void* e, void* f) {
   return own_slot(of_handles({HANDLE(b), HANDLE(context)}), kCublas, Slot, context, b, c, d, e, f);
 }
-CUresult context_id(CUcontext context, void* id) { return own_slot(of_handles({HANDLE(context)}), kCublas, 4, context, id); }
+CUresult context_id(CUcontext context, void* id) {
+  return own_slot(of_handles({HANDLE(context)}), kCublas, 4, context, id);
+}
 
 std::uint64_t each_function(CUcontext context, CUmodule module, void* each, void* user) {
   const Borrowed at(of_handles({HANDLE(module)}));
@@ -164,8 +169,8 @@ CUresult group(const CollectiveOperation* operations, const CUcontext* contexts,
     for (std::size_t i = 0; i < range_count; ++i)
       if (Member* whose = owner(ranges[i].address); !whose || whose == member) touched.push_back(ranges[i]);
     const Borrowed at(Where{member, true});
-    if (CUresult r = collectives(*member).group(part.data(), where.data(), part.size(), touched.data(), touched.size()); r)
-      return r;
+    const CollectivesTable& own = collectives(*member);
+    if (CUresult r = own.group(part.data(), where.data(), part.size(), touched.data(), touched.size()); r) return r;
   }
   return CUDA_SUCCESS;
 }
@@ -198,7 +203,8 @@ const void* table_of(const Member& member, const char* id) {
 }
 
 CUresult export_table(const void** table, const CUuuid* id) {
-  static const CollectivesTable routed{sizeof(CollectivesTable), create, destroy, group, unsupported, complain_once, error};
+  static const CollectivesTable routed{sizeof(CollectivesTable), create, destroy, group, unsupported, complain_once,
+                                       error};
   static const CUuuid ours = id_of(kCollectivesTable);
   if (table && id && !std::memcmp(id, &ours, sizeof ours)) {
     *table = &routed;

@@ -78,7 +78,8 @@ CUresult follow(const Line& behind, const Line& before) {
   {
     const Borrowed at(*before.member, before.context);
     if (CUresult r = AT(at, cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING); r) return r;
-    CUresult r = before.per_thread ? AT(at, cuEventRecord_ptsz)(event, before.stream) : AT(at, cuEventRecord)(event, before.stream);
+    const CUresult r = before.per_thread ? AT(at, cuEventRecord_ptsz)(event, before.stream)
+                                         : AT(at, cuEventRecord)(event, before.stream);
     if (r) {
       AT(at, cuEventDestroy_v2)(event);
       return r;
@@ -87,7 +88,8 @@ CUresult follow(const Line& behind, const Line& before) {
   CUresult r;
   if (behind.member == before.member) {
     const Borrowed at(*behind.member, behind.context);
-    r = behind.per_thread ? AT(at, cuStreamWaitEvent_ptsz)(behind.stream, event, 0) : AT(at, cuStreamWaitEvent)(behind.stream, event, 0);
+    r = behind.per_thread ? AT(at, cuStreamWaitEvent_ptsz)(behind.stream, event, 0)
+                          : AT(at, cuStreamWaitEvent)(behind.stream, event, 0);
   } else {
     r = wait_for(behind, *before.member, event);
   }
@@ -103,7 +105,8 @@ CUresult cuStreamWaitEvent(bool per_thread, CUstream hStream, CUevent hEvent, un
   if (other && !line_of(hStream, per_thread, line) && line.member != other)
     return Flags & ~1u ? CUDA_ERROR_INVALID_VALUE : wait_for(line, *other, hEvent);
   const Borrowed at(of_handles({HANDLE(hStream)}));
-  return per_thread ? AT(at, cuStreamWaitEvent_ptsz)(hStream, hEvent, Flags) : AT(at, cuStreamWaitEvent)(hStream, hEvent, Flags);
+  return per_thread ? AT(at, cuStreamWaitEvent_ptsz)(hStream, hEvent, Flags)
+                    : AT(at, cuStreamWaitEvent)(hStream, hEvent, Flags);
 }
 
 }  // namespace hand

@@ -100,7 +100,9 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     first = [driver, *(str(library / name) for name in CUPTI if (library / name).exists())]
     if base.get("RGPU_NCCL", "calls" if ranks else "own") == "calls" and nccl.exists():
         first.append(str(nccl))
-    result["LD_PRELOAD"] = _join(":".join(first), base.get("LD_PRELOAD"), ":")
+    # Of a run that this one is started within, no driver library stays: the loader would take it for a second one.
+    others = [name for name in (base.get("LD_PRELOAD") or "").split(":") if name and Path(name).name != DRIVER]
+    result["LD_PRELOAD"] = ":".join([*first, *others])
     result["RGPU_AGENT"] = str(agent)
     if driver_version is not None:
         result["RGPU_DRIVER_VERSION"] = str(driver_version)

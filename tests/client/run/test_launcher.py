@@ -269,6 +269,12 @@ def test_names_and_environment() -> None:
     several = environment(base, Path("/lib"), Path("/run/a.sock"), several=True)
     assert several["NCCL_CUMEM_ENABLE"] == "0"
     assert "libnccl" not in several["LD_PRELOAD"], "between devices of one process the program's own works"
+    wide = environment(base, Path("/lib"), Path("/run/a.sock"), several=True, members=3)
+    assert wide["LD_PRELOAD"] == "/lib/router/libcuda.so.1:libx.so" and wide["RGPU_LIST"] == "3"
+    assert wide["LD_LIBRARY_PATH"] == "/lib/router:/lib" and wide["NUMBA_CUDA_DRIVER"] == "/lib/router/libcuda.so.1"
+    ranks = environment(wide, Path("/lib"), Path("/run/a.sock"), several=True, ranks=True, members=3)
+    assert ranks["LD_PRELOAD"] == "/lib/libcuda.so.1:libx.so", "one driver library, also in a run within a run"
+    assert "RGPU_LIST" not in environment(wide, Path("/lib"), Path("/run/a.sock"))
     kept = {"NCCL_CUMEM_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
     several = environment(kept, Path("/lib"), Path("/run/a.sock"), several=True)
     assert {key: several[key] for key in kept} == kept

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pools.pool import LocalPool
-from tests.support.pools.staged import Staged
+from tests.support.pools.staged import Staged, line
 
 SIX = ("--gpus", "6", "--spread")
 
@@ -22,12 +22,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
         yield running
 
 
+def complaints(staged: Staged) -> list[str]:
+    """What the program was told on stderr, beside the one refusal that it provokes."""
+    return [line for line in staged.errors if "managed memory of devices of two hosts" not in line]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(wide: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> str:
     staged = Staged(wide, tmp_path_factory.mktemp("still"), "spread", name="still", session="still.0", options=SIX)
     staged.open(1, 2, 3, 4)
     digest = staged.finish()
-    assert not staged.errors
+    assert not complaints(staged)
     return digest
 
 
@@ -65,10 +70,10 @@ def test_its_sessions_are_moved_and_lost(wide: LocalPool, tmp_path: Path, undist
         os.kill(wide.session(name)["worker_pid"], signal.SIGKILL)
     staged.open(4)
     assert staged.finish() == undisturbed, staged.errors[-20:]
-    assert not staged.errors
+    assert not complaints(staged)
 
 
-@pytest.mark.parametrize("mode", ["copy", "replay"])
+@pytest.mark.parametrize("mode", ["copy", pytest.param("replay", marks=pytest.mark.slow)])
 def test_a_move_while_it_computes(wide: LocalPool, tmp_path: Path, mode: str) -> None:
     """Between gates: copies between hosts are under way. The program checks each device's result itself."""
     staged = Staged(wide, tmp_path, "spread", "long", name=f"by-{mode}", session=f"by-{mode}.0", options=SIX)
@@ -77,4 +82,15 @@ def test_a_move_while_it_computes(wide: LocalPool, tmp_path: Path, mode: str) ->
     moved = wide.rgpu("migrate", staged.name, free_host(wide, f"by-{mode}"), "--mode", mode)
     assert moved["outcome"] == "committed" and moved["verified"] is True, moved
     staged.open("enough")
-    assert len(staged.finish()) == 64 and not staged.errors
+    assert len(staged.finish()) == 64 and not complaints(staged)
+
+
+@pytest.mark.slow
+def test_fifty_five_devices(tmp_path: Path) -> None:
+    """Of ten hosts, in one list: as many as one server is known to have shown a program (Fungible, 2022)."""
+    with LocalPool(tmp_path, nodes=10, lease=20.0, device=",".join(f"cpu:{n}" for n in range(6))) as pool:
+        program = pool.run(*line("many_devices"), name="many", options=("--gpus", "55", "--spread"))
+        assert program.process.wait(240) == 0, program.errors[-20:]
+        program.finish_reading()
+        assert program.lines[-1].startswith("55 devices: ") and not program.errors
+        print(program.lines[-1])

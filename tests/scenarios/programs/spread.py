@@ -175,6 +175,15 @@ use(FAR)
 check(driver.cuStreamSynchronize(streams[FAR]))
 assert (values(inbox[FAR]) == state[0] + 59).all(), "pinned memory"
 assert (view == values(memory[0])).all()
+# copies of another host's device in this host's stream
+use(0)
+launch(add[0], streams[0], (memory[0], 1), (PTR, UINT))
+check(driver.cuMemcpyDtoHAsync(pinned, memory[0], N * 4, streams[0]))
+check(driver.cuMemcpyHtoDAsync(memory[FAR], pinned, N * 4, streams[0]))
+check(driver.cuMemcpyDtoHAsync(pinned, inbox[FAR], N * 4, streams[0]))
+launch(add[0], streams[0], (memory[0], 1), (PTR, UINT))
+check(driver.cuStreamSynchronize(streams[0]))
+assert (values(memory[FAR]) == state[0] + 60).all() and (view == state[0] + 59).all()
 check(driver.cuMemFreeHost(pinned))
 
 # -- streams that wait for each other crosswise ------------------------------------------
@@ -207,6 +216,18 @@ ready.set()
 use(0)
 check(driver.cuStreamSynchronize(crossed[0]))
 assert order == ["late"]
+
+# -- managed memory is one host's -----------------------------------------------------------
+use(0)
+managed = int(check(driver.cuMemAllocManaged(N * 4, 1)))
+shared = np.ctypeslib.as_array((ctypes.c_uint32 * N).from_address(managed))
+shared[:] = 5
+launch(add[0], 0, (managed, 2), (PTR, UINT))
+check(driver.cuCtxSynchronize())
+assert (shared == 7).all()
+use(FAR)
+assert int(driver.cuMemAllocManaged(N * 4, 1)[0]) in (0, 801)
+check(driver.cuMemFree(managed))
 
 # -- a library belongs to no context ---------------------------------------------------------
 library = check(driver.cuLibraryLoadData(text, [], [], 0, [], [], 0))

@@ -68,13 +68,17 @@ class Network:
     def space(self, host: str) -> str:
         return f"rgpu-{self._tag}-{host}"
 
+    def end(self, index: int) -> str:
+        """The bridge's end of a host's link."""
+        return f"rg{self._tag}v{index}"
+
     def __enter__(self) -> Network:
         ip("link", "add", self.bridge, "type", "bridge")
         try:
             ip("addr", "add", f"{self.address}/24", "dev", self.bridge)
             ip("link", "set", self.bridge, "up")
             for index, (host, address) in enumerate(self.hosts.items()):
-                space, near = self.space(host), f"rg{self._tag}v{index}"
+                space, near = self.space(host), self.end(index)
                 ip("netns", "add", space)
                 ip("link", "add", near, "type", "veth", "peer", "name", "eth0", "netns", space)
                 ip("link", "set", near, "master", self.bridge, "up")
@@ -88,7 +92,7 @@ class Network:
 
     def __exit__(self, *error: object) -> None:
         for index, host in enumerate(self.hosts):
-            for words in (("link", "del", f"rg{self._tag}v{index}"), ("netns", "del", self.space(host))):
+            for words in (("link", "del", self.end(index)), ("netns", "del", self.space(host))):
                 with contextlib.suppress(subprocess.CalledProcessError):
                     ip(*words)
         with contextlib.suppress(subprocess.CalledProcessError):
@@ -102,8 +106,11 @@ class Network:
 class HostsPool(LocalPool):
     """A pool of three hosts that joined by invitation. The folder of the first one is also the operator's."""
 
-    def __init__(self, folder: Path, network: Network, cluster: EtcdCluster, lease: float = 8.0) -> None:
+    def __init__(self, folder: Path, network: Network, cluster: EtcdCluster, lease: float = 8.0,
+                 devices: tuple[str, ...] = ()) -> None:
+        """``devices``: of each host; the node's own default without."""
         super().__init__(folder, 3, lease, registry=cluster.address("hosts"))
+        self._device_options = tuple(part for device in devices for part in ("--device", device))
         self.network = network
         self.effects, self.checkpoints = folder / "effects", folder / "images"
         self.checkpoints.mkdir()
@@ -138,7 +145,7 @@ class HostsPool(LocalPool):
                 ["ip", "netns", "exec", self.network.space(host), sys.executable, "-m", "rgpu.cli.main", "server",
                  "--host", host, "--pool", str(self.folders[host]), "--lease", str(self.lease), "--listen", address,
                  "--control-port", str(CONTROL), "--data-port", str(DATA), "--store", str(self.checkpoints), *registry,
-                 *options],
+                 *self._device_options, *options],
                 env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)
 

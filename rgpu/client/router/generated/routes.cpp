@@ -1146,12 +1146,10 @@ RGPU_API CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr dstDevice, CUdeviceptr srcDev
     return hand::cuMemcpyDtoD_v2(true, dstDevice, srcDevice, ByteCount);
 }
 RGPU_API CUresult cuMemcpyDtoHAsync_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-    Borrowed at(of_handles({HANDLE(hStream)}));
-    return AT(at, cuMemcpyDtoHAsync_v2)(dstHost, srcDevice, ByteCount, hStream);
+    return hand::cuMemcpyDtoHAsync_v2(false, dstHost, srcDevice, ByteCount, hStream);
 }
 RGPU_API CUresult cuMemcpyDtoHAsync_v2_ptsz(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
-    Borrowed at(of_handles({HANDLE(hStream)}));
-    return AT(at, cuMemcpyDtoHAsync_v2_ptsz)(dstHost, srcDevice, ByteCount, hStream);
+    return hand::cuMemcpyDtoHAsync_v2(true, dstHost, srcDevice, ByteCount, hStream);
 }
 RGPU_API CUresult cuMemcpyDtoH_v2(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
     Borrowed at(of_address(srcDevice));

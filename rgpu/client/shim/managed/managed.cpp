@@ -27,6 +27,11 @@ int rights(Newest newest) {
 
 // `newest`: an allocation is zeros on both sides, a variable's first value is at the device.
 CUresult add_region(std::shared_ptr<ManagedRegion> region, Newest newest) {
+  if (!may_manage_memory()) {
+    log_once("managed memory of two members", "managed memory of devices of two hosts in one process is not supported: "
+             "this process has some of another host's device");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   const std::size_t units = (region->size + kUnit - 1) / kUnit;
   region->units.assign(units, newest);
   region->at_host = newest == Newest::device ? 0 : units;

@@ -1,6 +1,7 @@
 // What a copy of this library tells the routing library, and is told by it.
 #include "routed.hpp"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "session.hpp"
 
 // Defined by the routing library, if the program has it; else its address is null.
-extern "C" [[gnu::weak, gnu::visibility("default")]] const rgpu::RouterFacts rgpu_router_facts;
+extern "C" [[gnu::weak, gnu::visibility("default")]] rgpu::RouterFacts rgpu_router_facts;
 
 namespace rgpu {
 namespace {
@@ -133,6 +134,13 @@ const RouterFacts* router_facts() { return &rgpu_router_facts; }
 
 unsigned member_number() { return number; }
 unsigned member_count() { return count; }
+
+bool may_manage_memory() {
+  if (!router_facts()) return true;
+  int none = -1;
+  std::atomic_ref<int> managing(rgpu_router_facts.managing);
+  return managing.compare_exchange_strong(none, static_cast<int>(number)) || none == static_cast<int>(number);
+}
 
 bool of_own_pinned_range(std::uint64_t address) {
   if (address < kPinnedBase || address >= kPinnedBase + kPinnedSize) return false;

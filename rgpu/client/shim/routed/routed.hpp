@@ -1,6 +1,6 @@
 // What this library and the routing library (rgpu/client/router) share. In a process that uses devices of several
-// members of a gang, the routing library is the program's libcuda.so.1. It loads a copy of this library for each member,
-// and routes each call to one of them. All libraries are built together; the `size` fields detect a stale one.
+// members of a gang, the routing library is the program's libcuda.so.1. It loads a copy of this library for each
+// member, and routes each call to one of them. All are built together; the `size` fields detect a stale one.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,7 @@ struct RouterFacts {
   unsigned loading = 0;   // the member whose copy is being loaded
   int pinned_error = 0;   // errno of the reservation of the pinned range
   int device_error[kSessionDevices] = {};  // … of each device's
+  int managing = -1;      // the member that has managed memory: faults of the CPU are handled by one copy
   // Returns the function for a slot of a private table (export_tables.cpp), given the copy's own one.
   const void* (*slot)(unsigned member, unsigned table, std::size_t slot, const void* own) = nullptr;
 };
@@ -63,6 +64,8 @@ const MemberTable& member_table();
 const RouterFacts* router_facts();
 unsigned member_number();  // 0 where it serves the program alone
 unsigned member_count();   // 1 …
+// Whether this library may have managed memory: in a process with several copies only the first one that wants some.
+bool may_manage_memory();
 // Whether an address is in the part of the pinned range that this library gives out.
 bool of_own_pinned_range(std::uint64_t address);
 
