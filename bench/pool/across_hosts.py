@@ -76,7 +76,7 @@ def measured(pool: HostsPool, size: int, turns: int, network: Network) -> dict[s
     """Run the program, and a plain connection before each of its copies."""
     gates = pool.folder / "gates"
     gates.mkdir()
-    command = (sys.executable, "-W", "ignore", str(ROOT / "bench" / "workloads" / "across_hosts.py"), str(gates))
+    command = (sys.executable, "-W", "ignore", str(ROOT / "bench" / "pool" / "across_hosts_copies.py"), str(gates))
     program = pool.run(*command, str(size), str(turns), name="across", options=("--gpus", "6", "--spread"))
     links = []
     for turn in range(turns):

@@ -61,6 +61,7 @@ ncclResult_t begin_object(ncclComm_t *out, int ranks, int rank, bool blocking, n
   comm->ranks = ranks;
   comm->rank = rank;
   comm->context = context;
+  if (table()->session) comm->session = table()->session();
   comm->device = device;
   comm->blocking = blocking;
   *out = comm;
@@ -92,6 +93,11 @@ bool is_blocking(const ncclConfig_t *config, bool otherwise = true) {
   return config->blocking != 0;
 }
 
+// Whether all ranks are threads of this process. In one with several sessions they have to be.
+bool only_here(const ncclComm *comm) {
+  return !comm->session.empty() || comm->ranks == 1 || (!comm->members.empty() && members_of(comm->members).empty());
+}
+
 ncclResult_t init(ncclComm_t *out, int ranks, const ncclUniqueId &id, int rank, bool blocking) {
   if (!out || ranks < 1 || rank < 0 || rank >= ranks) return fail(ncclInvalidArgument, "rank %d of %d", rank, ranks);
   if (ranks > 1 && !of_this_library(id)) {
@@ -105,14 +111,14 @@ ncclResult_t init(ncclComm_t *out, int ranks, const ncclUniqueId &id, int rank, 
   comm->unique.assign(id.internal, sizeof id.internal);
   auto joined = std::make_shared<ncclResult_t>(ncclSuccess);
   return make({[=] {
-                 if (!come(comm->unique, rank, 0))
+                 if (!come(comm->unique, rank, 0, comm->session))
                    *joined = fail(ncclInvalidUsage, "rank %d of that unique id has come before", rank);
                  return ncclSuccess;  // the other half reports the error
                },
                [=] {
                  return finish(comm, [=]() -> ncclResult_t {
                    if (*joined) return *joined;
-                   if (ncclResult_t r = gather("ncclCommInitRank", comm->unique, ranks, rank, 0, ranks == 1,
+                   if (ncclResult_t r = gather("ncclCommInitRank", comm->unique, ranks, rank, 0, only_here(comm),
                                                comm->members))
                      return r;
                    return create_on_worker(comm);
@@ -142,9 +148,6 @@ void place_in_split(ncclComm *child, const ncclComm *parent, const std::vector<C
     child->members.push_back(parent->members[static_cast<std::size_t>(order[at].second)]);
   }
 }
-
-// Whether all ranks are threads of this process.
-bool all_here(const ncclComm *comm) { return members_of(comm->members).empty(); }
 
 ncclResult_t end(ncclComm_t comm, bool abort) {
   if (!known(comm) || !comm->alive.exchange(false)) return fail(ncclInvalidArgument, "no communicator");
@@ -219,12 +222,12 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
   if (color >= 0)
     if (ncclResult_t r = child_of(comm, newcomm, is_blocking(config, comm->blocking), child); r) return r;
   const std::uint64_t payload = packed(color, key);
-  return make({[=] { return come(where, comm->rank, payload), ncclSuccess; },
+  return make({[=] { return come(where, comm->rank, payload, comm->session), ncclSuccess; },
                [=] {
                  const auto rest = [=]() -> ncclResult_t {
                    std::vector<Came> came;
                    if (ncclResult_t r = gather("ncclCommSplit", where, comm->ranks, comm->rank, payload,
-                                               all_here(comm), came))
+                                               only_here(comm), came))
                      return r;
                    if (!child) return ncclSuccess;
                    place_in_split(child, comm, came);

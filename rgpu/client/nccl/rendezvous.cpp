@@ -34,7 +34,7 @@ constexpr std::int32_t kNotReady = 802;  // CUDA_ERROR_SYSTEM_NOT_READY: the req
 
 // The ranks of a communicator that have arrived in this process. Removed by the last rank that leaves.
 struct Gathering {
-  std::map<int, std::uint64_t> came;
+  std::map<int, Came> came;
   std::size_t left = 0;
 };
 std::mutex lock;  // guards `gatherings`
@@ -51,8 +51,8 @@ bool all_here(const std::string &where, int ranks, Clock::time_point until, std:
   std::unique_lock guard(lock);
   const auto whole = [&] { return static_cast<int>(gatherings[where].came.size()) >= ranks; };
   const bool done = changed.wait_until(guard, until, whole);
-  for (const auto &[rank, payload] : gatherings[where].came)
-    if (rank < ranks) came[static_cast<std::size_t>(rank)].payload = payload;
+  for (const auto &[rank, one] : gatherings[where].came)
+    if (rank < ranks) came[static_cast<std::size_t>(rank)] = one;
   return done;
 }
 
@@ -185,9 +185,9 @@ ncclResult_t wait(const char *what, const std::string &where, int ranks, int ran
 
 }  // namespace
 
-bool come(const std::string &where, int rank, std::uint64_t payload) {
+bool come(const std::string &where, int rank, std::uint64_t payload, const std::string &session) {
   std::lock_guard guard(lock);
-  const bool first = gatherings[where].came.emplace(rank, payload).second;
+  const bool first = gatherings[where].came.emplace(rank, Came{payload, session}).second;
   changed.notify_all();
   return first;
 }

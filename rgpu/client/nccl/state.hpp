@@ -29,6 +29,7 @@ struct ncclComm {
   int ranks = 0, rank = 0, device = 0;
   CUcontext context = nullptr;
   std::string unique;
+  std::string session;                    // of the context, in a process that has several
   std::vector<rgpu::nccl::Came> members;  // the session of each rank
   std::atomic<std::uint64_t> number{0};  // on the wire; 0: not made yet
   std::atomic<ncclResult_t> state{ncclInProgress};

@@ -23,7 +23,7 @@ constexpr std::size_t kMany = 1024;                          // operations of on
 // The communicator of two contexts. The lock keeps sends and receives in the same order.
 struct Pair {
   std::mutex lock;
-  bool made = false;
+  unsigned long long lives[2] = {};       // ids of the contexts' lives that it was made in; 0: it was not made
   std::uint64_t numbers[2] = {};  // in the session of the receiving and of the sending side
 };
 
@@ -42,7 +42,10 @@ const CollectivesTable& collectives(Member& member) {
 
 // Rank 0 receives, rank 1 sends. The pair's lock is held.
 CUresult make(Pair& pair, const Side& to, const Side& from) {
-  if (pair.made) return CUDA_SUCCESS;
+  unsigned long long lives[2] = {};
+  if (CUresult r = CALL(*to.member, cuCtxGetId)(to.context, &lives[0]); r) return r;
+  if (CUresult r = CALL(*from.member, cuCtxGetId)(from.context, &lives[1]); r) return r;
+  if (std::ranges::equal(lives, pair.lives)) return CUDA_SUCCESS;
   unsigned char unique[128] = {'R', 'G', 'P', 'U', 'N', 'C', 'C', 'L'};
   if (::getrandom(unique + 8, 40, 0) != 40) return CUDA_ERROR_OPERATING_SYSTEM;
   std::string sessions;
@@ -59,7 +62,7 @@ CUresult make(Pair& pair, const Side& to, const Side& from) {
       return r;
     ++rank;
   }
-  pair.made = true;
+  std::ranges::copy(lives, pair.lives);
   return CUDA_SUCCESS;
 }
 
@@ -79,11 +82,15 @@ CUresult take_lane(const Side& side, Line& line) {
   {
     std::lock_guard guard(lanes_lock());
     auto& lanes = lanes_of(side);
-    for (auto it = lanes.begin(); it != lanes.end(); ++it) {
-      if (AT(at, cuStreamQuery)(*it)) continue;
+    for (auto it = lanes.begin(); it != lanes.end();) {
+      const CUresult r = AT(at, cuStreamQuery)(*it);
+      if (r == CUDA_ERROR_NOT_READY) {
+        ++it;
+        continue;
+      }
       line.stream = *it;
-      lanes.erase(it);
-      return CUDA_SUCCESS;
+      it = lanes.erase(it);  // also one that ended with its context
+      if (!r) return CUDA_SUCCESS;
     }
   }
   return AT(at, cuStreamCreate)(&line.stream, CU_STREAM_NON_BLOCKING);

@@ -222,17 +222,17 @@ CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary library
 }
 
 CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) {
-  return with(kernel, of_device(dev),
+  return with(kernel, in_context(of_device(dev)),
               [&](Member& member, CUkernel own) { return CALL(member, cuKernelGetAttribute)(pi, attrib, own, dev); });
 }
 
 CUresult cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) {
-  return with(kernel, of_device(dev),
+  return with(kernel, in_context(of_device(dev)),
               [&](Member& member, CUkernel own) { return CALL(member, cuKernelSetAttribute)(attrib, val, own, dev); });
 }
 
 CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev) {
-  return with(kernel, of_device(dev),
+  return with(kernel, in_context(of_device(dev)),
               [&](Member& member, CUkernel own) { return CALL(member, cuKernelSetCacheConfig)(own, config, dev); });
 }
 

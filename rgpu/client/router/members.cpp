@@ -227,7 +227,12 @@ Member* pinned_owner(const void* address) {
   return offset < kPinnedRoom ? loaded(static_cast<unsigned>(offset / part_of(kPinnedRoom, members()))) : nullptr;
 }
 
-Where of_address(std::uint64_t address) { return here_or(owner(address)); }
+Where of_address(std::uint64_t address) {
+  if (Member* member = owner(address)) return here_or(member);
+  return is_module_variable(address) ? current() : of_host(reinterpret_cast<const void*>(address));
+}
+
+Where in_context(Where where) { return here_or(where.member); }
 
 Where of_host(const void* address) {
   if (Member* member = pinned_owner(address)) return here_or(member);

@@ -51,6 +51,7 @@ Where current();                       // the thread's current context's member;
 Where of_device(CUdevice device);      // the first where there is no such device: it knows the error
 Where of_address(std::uint64_t address);
 Where of_host(const void* address);    // memory of the CPU, pinned or registered
+Where in_context(Where where);         // the same member, with one of its contexts where the thread's is another's
 Where of_handles(std::initializer_list<std::uintptr_t> handles);  // of the first that is one
 Member* holder(const void* handle);    // nullptr: no member's
 // Of an address in a device's range (not of a module's variable) or in the pinned range; nullptr: of none.

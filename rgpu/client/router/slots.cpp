@@ -126,21 +126,9 @@ const CollectivesTable& collectives(Member& member) {
   return *static_cast<const CollectivesTable*>(table_of(member, kCollectivesTable));
 }
 
-bool several_used() {
-  unsigned used = 0;
-  for (unsigned i = 0; i < members(); ++i)
-    if (Member* member = loaded(i); member && member->last.load()) ++used;
-  return used > 1;
-}
-
 CUresult create(std::uint32_t ranks, std::uint32_t rank, const void* unique, std::uint32_t unique_size,
                 const void* others, std::uint32_t others_size, std::uint64_t* number) {
   const Borrowed at(current());
-  if (ranks > 1 && !others_size && several_used()) {
-    complain("ncclCommInitRank: the ranks of a communicator are devices of several hosts in one process, which is not "
-             "supported: start a process for each host (--ranks)");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
   const CUresult r = collectives(at.member()).create(ranks, rank, unique, unique_size, others, others_size, number);
   if (!r) *number |= static_cast<std::uint64_t>(at.member().number) << kShift;
   return r;
@@ -178,6 +166,8 @@ CUresult group(const CollectiveOperation* operations, const CUcontext* contexts,
 void unsupported(const char* name) { collectives(first()).unsupported(name); }
 void complain_once(const char* key, const char* text) { collectives(first()).complain(key, text); }
 
+const char* session() { return current().member->table->session(); }
+
 CUresult error() {
   for (unsigned i = 0; i < members(); ++i)
     if (Member* member = loaded(i); member && member->last.load())
@@ -204,7 +194,7 @@ const void* table_of(const Member& member, const char* id) {
 
 CUresult export_table(const void** table, const CUuuid* id) {
   static const CollectivesTable routed{sizeof(CollectivesTable), create, destroy, group, unsupported, complain_once,
-                                       error};
+                                       error, session};
   static const CUuuid ours = id_of(kCollectivesTable);
   if (table && id && !std::memcmp(id, &ours, sizeof ours)) {
     *table = &routed;

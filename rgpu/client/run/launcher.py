@@ -83,7 +83,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     ``driver_version``: as cuDriverGetVersion; the shim answers it before it has a session.
     ``several``: the session has more than one GPU. ``ranks``: its processes are a gang's ranks, whose NCCL cannot
     be the program's own, which would share memory between them. ``members``: how many members of a gang the run has;
-    a process that is no rank may use all of them, for which it needs the routing library.
+    a process that is no rank may use all of them, for which it needs the routing library, and NCCL by calls.
     """
     result = dict(base)
     result.pop(LIST, None)  # of a gang that this run is started within
@@ -98,7 +98,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     # rgpu's CUPTI is loaded first: PyTorch's wheels name the folder of NVIDIA's (DT_RPATH), which takes precedence over
     # every path here, but not over a library of that name which is loaded already.
     first = [driver, *(str(library / name) for name in CUPTI if (library / name).exists())]
-    if base.get("RGPU_NCCL", "calls" if ranks else "own") == "calls" and nccl.exists():
+    if base.get("RGPU_NCCL", "calls" if ranks or folder != library else "own") == "calls" and nccl.exists():
         first.append(str(nccl))
     # Of a run that this one is started within, no driver library stays: the loader would take it for a second one.
     others = [name for name in (base.get("LD_PRELOAD") or "").split(":") if name and Path(name).name != DRIVER]

@@ -10,8 +10,9 @@ from rgpu.migrate.records import ownership
 from rgpu.migrate.records.gangs import GangRecord, GangRun, HeldGang, advance, check_gang_name, form
 from rgpu.migrate.records.keys import LEADER, gang_key, queue_key
 from rgpu.migrate.records.ownership import Leader, Node
-from rgpu.migrate.records.schema import MAX_RANKS, Program, QueueRecord, SessionRecord, decode, encode
+from rgpu.migrate.records.schema import Program, QueueRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, check_txn
+from rgpu.session.devices import MAX_RANKS
 from rgpu.session.errors import AlreadyExists, Corrupt, UsageError
 from tests.support.leader.records import node, session
 

@@ -94,3 +94,15 @@ def test_fifty_five_devices(tmp_path: Path) -> None:
         program.finish_reading()
         assert program.lines[-1].startswith("55 devices: ") and not program.errors
         print(program.lines[-1])
+
+
+def test_nccl_in_one_process(wide: LocalPool, tmp_path: Path) -> None:
+    """A communicator of all devices of the list, whose sessions are moved and lost; it checks its results itself."""
+    staged = Staged(wide, tmp_path, "spread_nccl", name="sums", session="sums.2", options=SIX)
+    staged.reach(1)
+    wide.rgpu("migrate", "sums.2", free_host(wide, "sums"))
+    staged.open(1)
+    staged.reach(2)
+    os.kill(wide.session("sums.0")["worker_pid"], signal.SIGKILL)
+    staged.open(2)
+    assert len(staged.finish()) == 64 and not staged.errors

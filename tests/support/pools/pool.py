@@ -226,7 +226,7 @@ class Program:
         for line in stream:
             lines.append(line.rstrip())
 
-    def wait_lines(self, count: int, seconds: float = 60) -> None:
+    def wait_lines(self, count: int, seconds: float = 150) -> None:
         deadline = time.monotonic() + seconds
         while len(self.lines) < count:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.errors[-20:]}"

@@ -73,7 +73,7 @@ class Staged:
     def errors(self) -> list[str]:
         return self.program.errors
 
-    def reach(self, gate: object, seconds: float = 60) -> dict[str, Any]:
+    def reach(self, gate: object, seconds: float = 120) -> dict[str, Any]:
         """Wait until the program stands at a gate; the session's row."""
         deadline = time.monotonic() + seconds
         while f"gate {gate}" not in self.lines:

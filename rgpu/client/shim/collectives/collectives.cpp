@@ -210,7 +210,7 @@ CUresult launch_collectives(const CollectivesWork& work, CUstream handle) {
 
 const CollectivesTable& collectives_table() {
   static const CollectivesTable table{sizeof(CollectivesTable), create, destroy, group, unsupported, complain,
-                                      require};
+                                      require, nullptr};
   return table;
 }
 

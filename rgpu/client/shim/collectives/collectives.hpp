@@ -39,6 +39,8 @@ struct CollectivesTable {
   void (*unsupported)(const char* name) = nullptr;                // logged once, named in `rgpu ps`
   void (*complain)(const char* key, const char* text) = nullptr;  // one line to stderr, once for each key
   CUresult (*error)() = nullptr;  // the session's error, where this process has learned of one
+  // The session of the current context, in a process that has several (rgpu/client/router); nullptr: it has one.
+  const char* (*session)() = nullptr;
 };
 
 const CollectivesTable& collectives_table();

@@ -89,7 +89,7 @@ def test_a_compilation_that_comes_to_its_limits_is_refused(limits: dict[str, int
 
 
 def test_a_kernel_that_needs_more_stack_than_a_thread_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "MOST_FRAME", 256 << 10)
+    monkeypatch.setattr(compiling, "MOST_FRAME", 64 << 10)
     with pytest.raises(CompileLimit, match="bytes of stack"):
         ptx(stores(6000)).compile("k")
     began = time.process_time()

@@ -91,6 +91,11 @@ def _int_to_float(g: Gen, ins: Instruction, m: Mods, dest: str, source: str) -> 
         result = g.t(f"{name} {v} {value} to {IR[dest]}")
     else:
         result = g.call(rounding.directed(name, IR[dest], (v,), mode), f"{v} {value}")
+        if name == "uitofp":  # processors without such an instruction subtract, which rounded down makes 0 a -0
+            wide = f"<32 x i{WIDTH[dest]}>"
+            bits = g.t(f"bitcast {IR[dest]} {result} to {wide}")
+            bits = g.t(f"and {wide} {bits}, splat (i{WIDTH[dest]} {(1 << (WIDTH[dest] - 1)) - 1})")
+            result = g.t(f"bitcast {wide} {bits} to {IR[dest]}")
     if sat:
         result = saturated(g, result, dest)
     _write(g, ins.operands[0], result, dest, mode, False)

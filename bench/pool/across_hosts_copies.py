@@ -1,6 +1,6 @@
 """Copies between devices of two hosts, and waits for events, timed: bench/pool/across_hosts.py.
 
-usage: across_hosts.py GATES BYTES TURNS. Before each copy it prints ``turn N`` and waits for the file GATES/N.
+usage: across_hosts_copies.py GATES BYTES TURNS. Before each copy it prints ``turn N`` and waits for the file GATES/N.
 """
 
 from __future__ import annotations
