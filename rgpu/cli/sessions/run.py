@@ -29,7 +29,7 @@ from rgpu.session.errors import RgpuError, UsageError
               "GPUs, as torchrun starts them: each gets --gpus, all at once or none, near each other, if need be on "
               "several hosts. All of them see one list of devices.")
 @click.option("--spread", is_flag=True, help="With --gpus N: N devices in one list, of several hosts where one has too "
-              "few. Each process uses those of one host.")
+              "few. Each process uses any of them.")
 @click.option("--gang", metavar="NAME", help="Name of the ranks' gang (default: the run's): runs of several machines "
               "that name the same gang are placed together, once --of ranks in all have arrived.")
 @click.option("--of", type=click.IntRange(1, MAX_RANKS), metavar="M",

@@ -36,10 +36,6 @@ Pair& pair_of(const Side& to, const Side& from) {
   return *pair;
 }
 
-const CollectivesTable& collectives(Member& member) {
-  return *static_cast<const CollectivesTable*>(table_of(member, kCollectivesTable));
-}
-
 // Rank 0 receives, rank 1 sends. The pair's lock is held.
 CUresult make(Pair& pair, const Side& to, const Side& from) {
   unsigned long long lives[2] = {};

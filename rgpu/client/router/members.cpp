@@ -142,7 +142,7 @@ Member* load(unsigned number) {
     complain(("the driver library cannot be loaded for member " + std::to_string(number) + ": " + why).c_str());
     return nullptr;
   }
-  if (number && CALL(*made, cuInit)(0) == CUDA_SUCCESS) made->initialised = true;
+  if (number) CALL(*made, cuInit)(0);  // of the first, the program calls it
   table[number].store(made, std::memory_order_release);
   highest.store(std::max(highest.load(), number + 1));
   return made;

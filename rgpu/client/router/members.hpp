@@ -19,7 +19,6 @@ struct Member {
   const MemberTable* table = nullptr;
   std::uintptr_t handles = 0;        // where its handles begin
   std::atomic<CUcontext> last{};     // the context that a thread made current last: for threads without one
-  std::atomic<bool> initialised{false};
   std::atomic<unsigned> waiting{0};  // points of its streams that wait for other members
 
   bool has(const void* handle) const {

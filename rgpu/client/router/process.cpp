@@ -28,9 +28,7 @@ Where of_location(CUmemLocation location) {
 namespace hand {
 
 CUresult cuInit(unsigned int Flags) {
-  const CUresult r = CALL(first(), cuInit)(Flags);
-  if (!r) first().initialised = true;
-  return r;
+  return CALL(first(), cuInit)(Flags);
 }
 
 CUresult cuGetProcAddress_v2(const char* symbol, void** pfn, int driverVersion, uint64_t flags,

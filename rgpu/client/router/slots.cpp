@@ -122,10 +122,6 @@ const std::map<std::pair<unsigned, std::size_t>, const void*>& replaced() {
 // Numbers of communicators are each session's own: the program's have the member's in the upper byte.
 constexpr unsigned kShift = 56;
 
-const CollectivesTable& collectives(Member& member) {
-  return *static_cast<const CollectivesTable*>(table_of(member, kCollectivesTable));
-}
-
 CUresult create(std::uint32_t ranks, std::uint32_t rank, const void* unique, std::uint32_t unique_size,
                 const void* others, std::uint32_t others_size, std::uint64_t* number) {
   const Borrowed at(current());
@@ -190,6 +186,10 @@ const void* table_of(const Member& member, const char* id) {
   const CUuuid wanted = id_of(id);
   const void* table = nullptr;
   return CALL(member, cuGetExportTable)(&table, &wanted) ? nullptr : table;
+}
+
+const CollectivesTable& collectives(const Member& member) {
+  return *static_cast<const CollectivesTable*>(table_of(member, kCollectivesTable));
 }
 
 CUresult export_table(const void** table, const CUuuid* id) {

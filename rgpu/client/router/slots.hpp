@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cuda_types.hpp"
+#include "collectives.hpp"
 
 namespace rgpu::router {
 
@@ -13,6 +13,8 @@ struct Member;
 const void* replace_slot(unsigned member, unsigned table, std::size_t slot, const void* own);
 // The member's table with that id (hexadecimal), nullptr where its copy has none.
 const void* table_of(const Member& member, const char* id);
+// The member's functions for communicators.
+const CollectivesTable& collectives(const Member& member);
 // The work of cuGetExportTable.
 CUresult export_table(const void** table, const CUuuid* id);
 

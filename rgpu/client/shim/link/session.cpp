@@ -122,7 +122,7 @@ CUresult choose_device(int number) {
   }
   if (s.member == member) return CUDA_SUCCESS;
   log_once("two members", "device %d of the list belongs to another member of the gang than device %d, which this "
-           "process uses (%s): a process uses the devices of one rank, or with --spread those of one host; start a "
+           "process uses (%s): a process uses the devices of one rank; start a "
            "process for each rank, or ask for more devices of a rank with --gpus", number, s.chosen,
            s.facts.name.c_str());
   return CUDA_ERROR_INVALID_DEVICE;

@@ -1,6 +1,6 @@
 // What this library and the routing library (rgpu/client/router) share. In a process that uses devices of several
 // members of a gang, the routing library is the program's libcuda.so.1. It loads a copy of this library for each
-// member, and routes each call to one of them. All are built together; the `size` fields detect a stale one.
+// member, and routes each call to one of them. All are built together; MemberTable::size detects a stale one.
 #pragma once
 
 #include <cstddef>
