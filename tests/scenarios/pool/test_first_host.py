@@ -119,7 +119,7 @@ def test_no_host_starts_into_another_pool(pool: HostsPool) -> None:
         pool.registry = registry
     pool.start_daemon(FIRST)  # as before
     pool.wait_ready(FIRST)
-    assert pool.session("h")["worker_pid"] == worker, "the refused ones left its workers alone"
+    assert pool.wait_state("h", "running", 60)["worker_pid"] == worker, "the refused ones left its workers alone"
     program.wait_lines(len(program.lines) + 2)
     pool.kill(FIRST, everything=False)
     pool.registry = ""
@@ -128,4 +128,4 @@ def test_no_host_starts_into_another_pool(pool: HostsPool) -> None:
     pool.wait_ready(FIRST)
     assert {row["host"] for row in pool.rgpu("nodes")} == {FIRST, SECOND, THIRD}
     program.wait_lines(len(program.lines) + 2)
-    assert pool.session("h")["worker_pid"] == worker
+    assert pool.wait_state("h", "running", 60)["worker_pid"] == worker

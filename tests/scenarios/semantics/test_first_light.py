@@ -194,7 +194,7 @@ def restarted_daemon_adopts(pool: LocalPool, expected: str) -> None:
     try:
         eventually(lambda: pool.node(row["host"]).get("pid") == daemon.pid, "the new daemon did not register", 90,
                    every=0.1)
-        after = pool.session("adopted")
+        after = pool.wait_state("adopted", "running", 60)  # the worker says hello after the daemon has registered
         assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), pool.rgpu("history", "adopted")
         assert after["worker_pid"] == row["worker_pid"]
         assert program.finish() == expected
