@@ -74,7 +74,7 @@ class Trace:
         self.answered: dict[int, int] = {}
 
     def install(self) -> None:
-        take, send, message = Shipper._take_calls, DataLink.send_calls, Incoming._message
+        take, send, message = Shipper.take_calls, DataLink.send_calls, Incoming._message
 
         def take_calls(shipper: Any) -> Any:
             found = take(shipper)
@@ -94,7 +94,7 @@ class Trace:
                 self.answered[seq] = time.monotonic_ns()
             return done
 
-        Shipper._take_calls = take_calls  # type: ignore[method-assign]
+        Shipper.take_calls = take_calls  # type: ignore[method-assign]
         DataLink.send_calls = send_calls  # type: ignore[method-assign]
         Incoming._message = take_message  # type: ignore[method-assign]
 
@@ -158,10 +158,10 @@ class Bench:
 def breakdown(bench: Bench, count: int) -> dict[str, float]:
     """Medians in µs of the parts of the awaited copy's way, with a probed (slightly slower) agent."""
     trace = Trace()
-    kept = Shipper._take_calls, DataLink.send_calls, Incoming._message
+    kept = Shipper.take_calls, DataLink.send_calls, Incoming._message
     trace.install()
     rows = bench.run("item", count)
-    Shipper._take_calls, DataLink.send_calls, Incoming._message = kept  # type: ignore[method-assign]
+    Shipper.take_calls, DataLink.send_calls, Incoming._message = kept  # type: ignore[method-assign]
     by_seq = {seq: (seen, sent) for seq, seen, sent in bench.worker_times()}
     answered = sorted(seq for seq in trace.answered if seq in by_seq)[-len(rows):]
     parts: dict[str, list[float]] = {}

@@ -2,6 +2,7 @@
 """What one awaited small copy costs, and whom: processor time and wake-ups of program, agent, worker and daemon.
 
     python bench/remote/round_trip.py [--device cpu|cuda:0] [--calls 3000] [--rounds 5] [--same-host auto|off]
+                                      [--exchange on|off|both]
 
 A program copies 4 bytes from the device behind a small memset, again and again (`.item()`); it prints each call's time
 and its kernel's counters (/proc/PID/task/*/schedstat) are read around it, thread by thread. What is printed, medians
@@ -75,8 +76,23 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--same-host", default="off", choices=["auto", "off"], help="share memory with the worker")
+    parser.add_argument("--exchange", default="on", choices=["on", "off", "both"],
+                        help="messages passed on in compiled code; both: one after the other")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    rows = {}
+    for exchange in ("off", "on") if options.exchange == "both" else (options.exchange,):
+        os.environ["RGPU_EXCHANGE"] = exchange
+        rows[exchange] = measure(options)
+        show(options, exchange, rows[exchange])
+    if options.output:
+        options.output.write_text(json.dumps({
+            "device": options.device, "calls": options.calls, "rounds": options.rounds, "load": os.getloadavg()[0],
+            "same_host": options.same_host, "processors": os.cpu_count(), "exchange": rows}, indent=1) + "\n")
+
+
+def measure(options: argparse.Namespace) -> Any:
+    """Run a pool and the program in it; return the medians of its rounds."""
     with tempfile.TemporaryDirectory(prefix="rgpu-trips-") as folder, \
             LocalPool(Path(folder), 1, 10.0, options.device) as pool:
         program = pool.run(sys.executable, str(PROGRAM), folder, str(options.calls), str(options.rounds), name="trips",
@@ -86,18 +102,21 @@ def main() -> None:
         pids = pids_of(pool, "trips", int(program.lines[0]))
         found = medians([one_round(pool, Path(folder), number, options.calls, pids)
                          for number in range(options.rounds)])
+        found["exchanged"] = int(pool.session("trips")["exchanged_calls"] or 0)
         program.process.wait(60)
-    print(f"4 bytes from {options.device}, same host {options.same_host}, {os.cpu_count()} processors, load average "
-          f"{os.getloadavg()[0]:.1f}: {found['call_us']:.1f} µs a call")
-    for name in pids:
+    return found
+
+
+def show(options: argparse.Namespace, exchange: str, found: Any) -> None:
+    """Print what was measured."""
+    print(f"4 bytes from {options.device}, same host {options.same_host}, exchange {exchange} "
+          f"({found['exchanged']} calls), {os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}: "
+          f"{found['call_us']:.1f} µs a call")
+    for name in ("program", "agent", "worker", "daemon"):
         row = found[name]
         shares = ", ".join(f"{us:.1f} µs and {wakes:.2f}" for us, wakes in
                            zip(row["threads_us"], row["threads_wakes"], strict=True))
         print(f"  {name:<8}{row['cpu_us']:8.1f} µs of a processor{row['wakes']:7.2f} wake-ups   threads: {shares}")
-    if options.output:
-        options.output.write_text(json.dumps({
-            "device": options.device, "calls": options.calls, "rounds": options.rounds, "load": os.getloadavg()[0],
-            "same_host": options.same_host, "processors": os.cpu_count(), "rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

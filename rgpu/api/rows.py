@@ -33,6 +33,7 @@ class Session(Row, frozen=True, kw_only=True):
     quota: int | None = None  #: set by :meth:`rgpu.Pool.session`, and for requests that wait
     calls: int | None = None
     awaited_calls: int | None = None
+    exchanged_calls: int | None = None  #: of them, those whose answer compiled code passed on
     pid: int | None = None
     worker_pid: int | None = None
     command: str | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from rgpu.server.apply_path import ApplyPath
+from rgpu.server.apply_path import ApplyPath, Fed
 
 
 @dataclass(slots=True)
@@ -47,6 +47,15 @@ class FastPath(ApplyPath, Protocol):
 
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         """Wait briefly for an answer, in the feeding thread; ends when ``fd`` is readable."""
+
+    def taken_here(self) -> Piece | None:
+        """Return what was taken last by :meth:`take_here`, by other code too (:meth:`functions`)."""
+
+    def fed(self) -> Fed:
+        """Return the result of the last feed, of other code's too (:meth:`functions`). Raises as :meth:`feed` does."""
+
+    def functions(self) -> tuple[int, ...]:
+        """Return the addresses by which compiled code in the applying thread feeds calls and takes answers."""
 
     def look(self, seconds: float, fd: int) -> None:
         """Poll ``fd`` until it is readable, for ``seconds`` at most, without sleeping."""

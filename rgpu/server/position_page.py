@@ -54,9 +54,14 @@ class Place(Protocol):
     def restored(self, position: int) -> None:
         """Note that the session was rebuilt as it was at ``position``."""
 
+    applied_address: int  #: of a word that native code stores in place of :meth:`applied`; 0: none
+    complete_address: int  #: the same for :meth:`complete`
+
 
 class Nowhere:
     """A :class:`Place` that keeps nothing."""
+
+    applied_address = complete_address = 0
 
     def begins(self, seq: int) -> None: ...
     def applied(self, position: int) -> None: ...
@@ -75,8 +80,10 @@ class PositionPage:
         finally:
             os.close(descriptor)
         self._words = memoryview(self._map).cast("Q")
-        #: address of the word ``begun``, for native code that stores it; valid as long as this object lives
-        self.begun_address = ctypes.addressof(ctypes.c_uint64.from_buffer(self._map, 8 * _BEGUN))
+        #: addresses of the words, for native code that stores them; valid as long as this object lives
+        self.applied_address, self.begun_address, self.complete_address = (
+            ctypes.addressof(ctypes.c_uint64.from_buffer(self._map, 8 * word))
+            for word in (_APPLIED, _BEGUN, _COMPLETE))
 
     def begins(self, seq: int) -> None:
         self._words[_BEGUN] = seq

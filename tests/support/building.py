@@ -17,12 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "tests"
 SHIM, NVML, ENGINE = ROOT / "rgpu/client/shim", ROOT / "rgpu/client/nvml", ROOT / "rgpu/server/device/cuda/native"
 NCCL, CUPTI, ROUTER = ROOT / "rgpu/client/nccl", ROOT / "rgpu/client/cupti", ROOT / "rgpu/client/router"
+EXCHANGE = ROOT / "rgpu/link/native", ROOT / "rgpu/client/exchange", ROOT / "rgpu/server/worker/exchange"
 MESSAGES = ROOT / "rgpu/link/messages/native"
 #: What an editable install (`make setup`) builds, where the package looks for it.
 INSTALLED = (ROOT / "rgpu/client/lib/libcuda.so.1", ROOT / "rgpu/client/lib/libnvidia-ml.so.1",
              ROOT / "rgpu/client/lib/libcupti.so.12", ROOT / "rgpu/client/lib/libcupti.so.13",
              ROOT / "rgpu/client/lib/nccl/libnccl.so.2", ROOT / "rgpu/client/lib/router/libcuda.so.1",
-             ROOT / "rgpu/server/device/cuda/lib/librgpu_engine.so")
+             ROOT / "rgpu/client/lib/exchange/librgpu_exchange.so",
+             ROOT / "rgpu/server/device/cuda/lib/librgpu_engine.so",
+             ROOT / "rgpu/server/device/cuda/lib/librgpu_worker_exchange.so")
 
 
 @contextlib.contextmanager
@@ -36,7 +39,7 @@ def one_at_a_time(folder: Path) -> Iterator[Path]:
 
 def as_installed() -> Path | None:
     """A folder with the installed libraries, if they are of the sources as they are: compiling takes a minute."""
-    folders = (SHIM, NVML, NCCL, CUPTI, ROUTER, ENGINE, MESSAGES)
+    folders = (SHIM, NVML, NCCL, CUPTI, ROUTER, ENGINE, MESSAGES, *EXCHANGE)
     sources = [ROOT / "CMakeLists.txt", *(path for folder in folders for path in folder.rglob("*.?[pa]p"))]
     newest = max(path.stat().st_mtime for path in sources)
     if not all(path.exists() and path.stat().st_mtime > newest for path in INSTALLED):
@@ -44,7 +47,8 @@ def as_installed() -> Path | None:
     folder = ROOT / "build" / "installed"
     with one_at_a_time(folder):
         for path in INSTALLED:
-            copy = folder / (path.parent.name if path.parent.name in ("nccl", "router") else ".") / path.name
+            beside = path.parent.name if path.parent.name in ("nccl", "router", "exchange") else "."
+            copy = folder / beside / path.name
             copy.parent.mkdir(exist_ok=True)
             if not copy.exists() or copy.stat().st_mtime != path.stat().st_mtime:
                 shutil.copy2(path, folder / "part")

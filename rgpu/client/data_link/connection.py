@@ -20,7 +20,7 @@ from rgpu.client.data_link.sending import FrameSender
 from rgpu.link import versions
 from rgpu.link.data.frames import TRICKLE, SealedConnection, client_preamble, connect
 from rgpu.link.data.lanes import WORTH
-from rgpu.link.data.sealing import frame_size
+from rgpu.link.data.sealing import Opener, Sealer, frame_size
 from rgpu.link.messages.data import (
     ATTACH,
     ATTACHED,
@@ -125,6 +125,16 @@ class DataLink:
         return self._sock.fileno()
 
     @property
+    def sealer(self) -> Sealer:
+        """The sealer of the connection's frames."""
+        return self._connection.sealer
+
+    @property
+    def opener(self) -> Opener:
+        """The opener of the connection's frames."""
+        return self._connection.opener
+
+    @property
     def ready(self) -> bool:
         """Whether another message may be sent."""
         return self._sender.ready and self.lanes.ready
@@ -192,9 +202,13 @@ class DataLink:
         """Ask which of these module binaries (BLAKE3 digests) the node has. Raises :class:`LinkError`."""
         self.send(HAVE, *digests)
 
-    def rewind(self, offset: int) -> None:
-        """Continue the stream from an earlier offset."""
+    def continue_at(self, offset: int) -> None:
+        """Continue the stream of records at ``offset``: an earlier one, or one up to which other code has sent it."""
         self._stream = offset
+
+    def send_rest(self, frames: bytes) -> None:
+        """Send the rest of frames that were sealed elsewhere; only when :attr:`idle`. Raises :class:`LinkError`."""
+        self._sender.send_at_once(memoryview(frames))
 
     def flush(self) -> None:
         """Send the bytes that the socket did not take at once."""
@@ -215,12 +229,13 @@ class DataLink:
             opener.received(count)
             self._unheard += count
             if self._unheard >= TRICKLE:
-                self._hear()
+                self.hear()
         if self._unheard:
-            self._hear()
+            self.hear()
         return length
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """Note that a message arrived."""
         self.heard, self._unheard = time.monotonic(), 0
 
     def open_into(self, target: memoryview) -> None:
@@ -231,13 +246,13 @@ class DataLink:
         """Open the next message into memory of just its length; return False if its lane has not received it yet."""
         if not self.lanes.awaited:
             self.open_into(target)
-            self._hear()  # it, and the messages behind it, may have waited for the program
+            self.hear()  # it, and the messages behind it, may have waited for the program
             return True
         message = self.lanes.next()
         if message is None:
             return False
         _put(target, *message)
-        self._hear()
+        self.hear()
         return True
 
     def drain(self, timeout: float = 1.0) -> None:

@@ -47,7 +47,7 @@ class Stream(Protocol):
     def send_have(self, digests: list[bytes]) -> None:
         """Ask which of these module binaries the node has."""
 
-    def rewind(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         """Begin again at an earlier offset of the stream, bytes."""
 
 
@@ -146,7 +146,7 @@ class ModuleShip:
         self._absent.add(self._digest(content))
         self._refused = self._refused or not keeps
         cursor.number, cursor.offset = content.place
-        link.rewind(offset)
+        link.continue_at(offset)
 
     def statistics(self) -> dict[str, int]:
         """Return the bytes of module binaries that were sent and saved, as ``rgpu ps`` shows them."""

@@ -72,6 +72,11 @@ class FrameSender:
             self._out = frame
             self.flush()
 
+    def send_at_once(self, frames: memoryview) -> None:
+        """Send frames that lie elsewhere; only when :attr:`idle`. Raises :class:`LinkError`."""
+        self._out = frames
+        self.flush()
+
     def flush(self) -> None:
         """Send the rest of a frame. Raises :class:`LinkError` for a broken connection, the helper's too."""
         if self._error:

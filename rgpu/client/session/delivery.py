@@ -192,6 +192,11 @@ class Deliveries:
         self._answered = {seq: call_id for seq, call_id in self._answered.items() if seq > position}
 
     @property
+    def awaited(self) -> int:
+        """The one call whose answer was not received yet; 0: there is none."""
+        return next(iter(self._pending), 0)
+
+    @property
     def pending(self) -> int:
         """Number of calls whose answer was not received yet."""
         return len(self._pending)

@@ -23,6 +23,10 @@ class Loop:
         self.poll = self._poll.poll  #: (seconds) → [(file, mask)] that are ready
         self.watch(self.wake, select.EPOLLIN)
 
+    def fileno(self) -> int:
+        """Descriptor of the list of watched descriptors (epoll)."""
+        return self._poll.fileno()
+
     def watch(self, fd: int, mask: int) -> None:
         """Watch a descriptor for the events of ``mask`` (epoll) from now on; a negative one is ignored."""
         if fd >= 0 and self._masks.get(fd) != mask:

@@ -28,6 +28,7 @@ from rgpu.client.session import attachment as at
 from rgpu.client.session.asking import Asking
 from rgpu.client.session.attaching import Attempt
 from rgpu.client.session.delivery import Deliveries
+from rgpu.client.session.exchanging import POLL_AWAITED, POLL_IDLE, Exchanging
 from rgpu.client.session.identity import Identity
 from rgpu.client.session.leaving import Leaving
 from rgpu.client.session.loop import Loop
@@ -56,9 +57,7 @@ SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked for the o
 SILENCE_LIMIT = 10.0  #: seconds of silence after which the link is taken for broken
 UPKEEP_INTERVAL = 1.0
 LOOK_INTERVAL = 0.002  #: seconds between two checks of timers while the loop is busy
-#: Seconds after the last call or answer in which the loop polls without sleeping: a sleep and the wake-up
-#: from it cost more than the whole of a short call. Not where the program needs the processor.
-POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
+#: Whether the loop polls without sleeping after the last call or answer: not where the program needs the processor.
 POLLING = len(os.sched_getaffinity(0)) >= 4
 UNSUPPORTED_LIMIT = 256  #: names of refused functions that are kept
 
@@ -113,6 +112,7 @@ class Shipper:
         self.modules = ModuleShip(journal)
         self.shipping = Shipping(journal, self.returns, self.bulk, self.modules, self._open_lanes, self.down)
         self.upkeep = Upkeep(self)
+        self.exchanging = Exchanging(self, page, ring, eventfd, self._loop.fileno(), POLLING)
 
     @property
     def ended_well(self) -> bool:
@@ -150,7 +150,7 @@ class Shipper:
 
     def _round(self, pidfd: int) -> None:
         self.shipping.round_begins(time.monotonic())
-        busy = self._take_calls()
+        busy = self.take_calls()
         link = self.link
         if link is not None:
             if self.returns.areas.pending:
@@ -194,7 +194,11 @@ class Shipper:
         poll = self._loop.poll
         if self.incoming.blocked:  # no event signals that the program has read on
             time.sleep(FULL_SLEEP if now - self._active < 0.1 else 50 * FULL_SLEEP)
-        if busy or self.incoming.blocked or self.incoming.unread:
+        if self.incoming.blocked or self.incoming.unread:
+            return poll(0)
+        if self.exchanging.possible():
+            return self._exchange(busy, now)
+        if busy:
             return poll(0)
         until = self._active + (POLL_AWAITED if self.deliveries.pending else POLL_IDLE) if POLLING else 0.0
         has_more = self.journal.walker.has_more
@@ -214,6 +218,27 @@ class Shipper:
         ready = poll(seconds)
         self.page.set_sleeping(False)
         return ready
+
+    def _exchange(self, busy: bool, now: float) -> list[tuple[int, int]]:
+        """As :meth:`_wait`, by the native end of the link, which passes short calls and answers on meanwhile."""
+        self._update_masks()
+        first = sleep = 0.0
+        if not busy:
+            first = max(0.0, self._active + POLL_IDLE - now) if POLLING else 0.0
+            sleep = self._longest(now)
+            self.shipping.rests(sleep)
+        link = self.link
+        try:
+            found = self.exchanging.run(first, sleep)
+        except LinkError as error:
+            if link is not None:
+                self.down(link, error)
+            return []
+        if found:
+            self._active = self._worked = time.monotonic()
+            if link is not None and link.opener.pending:
+                self.incoming.take(link)
+        return self._loop.poll(0)
 
     def _longest(self, now: float) -> float:
         """Return the seconds to sleep at most: longer while the session is idle, which saves processor time."""
@@ -282,10 +307,11 @@ class Shipper:
             log.warning("the program called a function that is not supported", session=self.identity.session,
                         function=name)
 
-    def _take_calls(self) -> bool:
-        before = self.journal.last_seq
+    def take_calls(self, shipped: int = 0) -> bool:
+        """Read the calls that were published; those up to ``shipped`` were shipped already. Raises :class:`Corrupt`."""
+        before = max(self.journal.last_seq, shipped)
         calls = self.journal.advance()
-        if calls:
+        if self.journal.last_seq > before:
             self.shipping.published(before)
         sent = self.deliveries.sent
         for seq, call, flags in calls:
@@ -336,6 +362,7 @@ class Shipper:
     def _drop_link(self) -> None:
         link, self.link, self.cursor = self.link, None, None
         self.incoming.detached()
+        self.exchanging.detached()
         if link is not None:
             self._loop.forget(link.fileno())
             self._loop.forget(self.bulk.fileno())
@@ -391,7 +418,7 @@ class Shipper:
 
     def _start_shipping(self, wanted: int) -> None:
         assert self.link is not None
-        self._take_calls()
+        self.take_calls()
         try:
             self.cursor = self.journal.cursor(wanted)
         except Corrupt as error:
@@ -411,6 +438,7 @@ class Shipper:
         except LinkError as error:
             self.down(self.link, error)
             return
+        self.exchanging.attached()
         self.incoming.take(self.link)  # messages that arrived together with ATTACHED
 
     # -- timers -----------------------------------------------------------------------------
@@ -460,6 +488,7 @@ class Shipper:
             (code, why), statistics = self._end(), self.upkeep.statistics()
             reason = why if why and reason == PROGRAM_ENDED else reason
             link, self.link = self.link, None
+            self.exchanging.detached()
             if link is not None:
                 self._say_bye(link, {"reason": reason, "exit_code": code, "statistics": statistics})
         self._feed_quietly_shutdown()

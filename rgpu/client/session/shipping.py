@@ -67,6 +67,21 @@ class Shipping:
         if not self._since:
             self._since = self._returns.published_at(before, self._journal.last_seq)
 
+    @property
+    def plain(self) -> bool:
+        """Whether calls may be sent elsewhere, with nothing to be told ahead of them but ISSUED."""
+        return not self._stood and not self._blocked_since
+
+    @property
+    def told_issued(self) -> int:
+        """The time (ns, CLOCK_MONOTONIC) when the last ISSUED was sent."""
+        return self._told_issued
+
+    def were_shipped(self, size: int, issued: int) -> None:
+        """Note that other code has sent ``size`` bytes of records, and the last ISSUED at ``issued`` (ns)."""
+        self._pinged_bytes += size
+        self._told_issued = issued
+
     def begin(self, wanted: int) -> None:
         """Begin with a new link, whose worker expects call ``wanted`` next."""
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rgpu.client.journal.keeping import ApplyRate, Exposure, Facts, decide, full_reason
 from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
 from rgpu.client.run.pool_requests import Grant
+from rgpu.client.session.exchanging import Exchanging
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
 from rgpu.client.shim_link.usage_page import Usage
@@ -32,6 +33,7 @@ class Session(Parts, Protocol):
     grant: Grant
     peer: LocalPeer
     awaited: int
+    exchanging: Exchanging
     usage: Usage | None
     unsupported: dict[str, None]
 
@@ -183,7 +185,8 @@ class Upkeep:
         if shipper.link is not None:
             self._same_host = shipper.link.host.state
         faults, waiting = shipper.usage.managed() if shipper.usage is not None else (0, 0)
-        return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
+        return {"calls": journal.last_seq, "awaited_calls": shipper.awaited,
+                "exchanged_calls": shipper.exchanging.answered, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "asked_pid": shipper.identity.asked_pid,
                 "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
                 "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],

@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import threading
+from typing import Any
 
 from rgpu.link.messages.shim import (
     AGENT_PAGE_HEADER_LAYOUT,
@@ -81,8 +82,8 @@ class AnswerRing:
 
     def __init__(self, page: AgentPage, shim_page: int, doorbell: int) -> None:
         """Take ownership of the shim's page and of the eventfd that wakes its reader. Raises :class:`Corrupt`."""
-        self._page, self._doorbell = page, doorbell
-        self._capacity = page.size - AGENT_PAGE_SIZE
+        self._page, self.doorbell = page, doorbell
+        self.capacity = page.size - AGENT_PAGE_SIZE
         self._data = page.view[AGENT_PAGE_SIZE:]
         try:
             self._shim = _map_shim_page(shim_page)
@@ -109,11 +110,11 @@ class AnswerRing:
 
     def _place(self, length: int) -> int | None:
         block = _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
-        at = self._written % self._capacity
-        skipped = self._capacity - at if block > self._capacity - at else 0
-        if skipped + block > self._capacity - (self._written - self._read):
+        at = self._written % self.capacity
+        skipped = self.capacity - at if block > self.capacity - at else 0
+        if skipped + block > self.capacity - (self._written - self._read):
             self._look()
-            if skipped + block > self._capacity - (self._written - self._read):
+            if skipped + block > self.capacity - (self._written - self._read):
                 return None
         self._at = 0 if skipped else at
         return self._at
@@ -133,10 +134,10 @@ class AnswerRing:
         follows, or another message.
         """
         at, block = self._at, _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
-        begin = self._written % self._capacity
+        begin = self._written % self.capacity
         if at != begin:
-            RING_HEADER_LAYOUT.pack_into(self._data, begin, self._capacity - begin - _HEADER_SIZE, RING_SKIP, 0, 0)
-            self._written += self._capacity - begin
+            RING_HEADER_LAYOUT.pack_into(self._data, begin, self.capacity - begin - _HEADER_SIZE, RING_SKIP, 0, 0)
+            self._written += self.capacity - begin
         RING_HEADER_LAYOUT.pack_into(self._data, at, length - 1, kind, int(first), 0)
         self._written += block
         self._page.words[_WRITTEN] = self._written
@@ -154,7 +155,7 @@ class AnswerRing:
         with self._fence:
             attending = self._attending[_ATTENDING]
         if not attending:
-            os.eventfd_write(self._doorbell, 1)
+            os.eventfd_write(self.doorbell, 1)
 
     def published_at(self, after: int, newest: int) -> int:
         """Return the time (ns, CLOCK_MONOTONIC) when the oldest call behind ``after`` was published, by the stamps.
@@ -187,6 +188,24 @@ class AnswerRing:
         """Position behind the newest message."""
         return self._written
 
+    @property
+    def read(self) -> int:
+        """Position that the shim had reached when it was looked at last."""
+        return self._read
+
+    @property
+    def shim_page(self) -> Any:
+        """The page that the shim writes."""
+        return self._shim
+
+    def body(self, at: int, size: int) -> memoryview:
+        """Return ``size`` bytes of the ring, of a message that other code has put there."""
+        return self._data[at:at + size]
+
+    def continue_at(self, written: int) -> None:
+        """Continue behind messages that other code has published, and woken the reader for."""
+        self._written = written
+
     def was_read(self, position: int) -> bool:
         """Return whether the shim has read everything up to ``position``. Raises :class:`Corrupt`."""
         if self._read < position:
@@ -208,7 +227,7 @@ class AnswerRing:
         self._words.release()
         self._attending.release()
         self._shim.close()
-        os.close(self._doorbell)
+        os.close(self.doorbell)
 
 
 def _map_shim_page(fd: int) -> mmap.mmap:

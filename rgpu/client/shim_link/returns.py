@@ -44,6 +44,7 @@ class Returns:
         self._done = 0
         self._streams: dict[int, int] = {}
         self._sticky = 0
+        self._reached = 0  #: positions up to this one the program was told of before this attachment
         self.text = TextLedger()
 
     @property
@@ -63,6 +64,43 @@ class Returns:
         """Drop unfinished answers: a new connection sends them again, from their beginning."""
         self._assembler = AnswerAssembler()
         self._passing, self._assembling = None, False
+        self._reached = max(self._done, *self._streams.values()) if self._streams else self._done
+
+    # -- messages that other code puts into the ring ------------------------------------
+    @property
+    def plain(self) -> bool:
+        """Whether the worker's next watermark and answer can go into the ring as they are.
+
+        Not while an answer is incomplete, nor while a new worker reports less than the program was told before.
+        """
+        return self._ring is not None and self._passing is None and not self._assembling and not self._reached \
+            and not self._sticky
+
+    @property
+    def done(self) -> int:
+        """Position up to which the program was told that all calls are complete."""
+        return self._done
+
+    def was_put(self, at: int, size: int) -> memoryview:
+        """Return the body of a message that other code has put into the ring."""
+        assert self._ring is not None
+        return self._ring.body(at, size)
+
+    def watermark_was_put(self, body: memoryview) -> None:
+        """Note a watermark that other code has put into the ring."""
+        done, _, count = WATERMARK_HEAD_LAYOUT.unpack_from(body)
+        values = struct.unpack_from(f"<{2 * count}Q", body, WATERMARK_HEAD_LAYOUT.size)
+        self._streams.update(zip(values[::2], values[1::2], strict=True))
+        self._done = done
+        self._forget_idle()
+
+    def answer_was_put(self, body: memoryview) -> None:
+        """Note a whole answer that other code has put into the ring."""
+        passing = PassingAnswer(body[1:], self._deliveries.compare)
+        if self._deliveries.keeps_reply(passing.seq):
+            passing.kept = bytearray()
+        passing.add(body[1:])
+        self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
 
     # -- answers ----------------------------------------------------------------------
     def answer(self, body: memoryview) -> None:
@@ -153,6 +191,8 @@ class Returns:
             values = struct.unpack_from(f"<{2 * count}Q", body, WATERMARK_HEAD_LAYOUT.size)
             news = [(stream, seq) for stream, seq in zip(values[::2], values[1::2], strict=True)
                     if seq > self._streams.get(stream, 0)]
+        if done >= self._reached:
+            self._reached = 0
         if done <= self._done and not news and sticky == self._sticky:
             return
         self._streams.update(news)

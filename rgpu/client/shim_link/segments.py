@@ -306,6 +306,11 @@ class Walker:
                 still += segment.used
         return closed, still
 
+    @property
+    def place(self) -> int:
+        """Offset in the current segment behind the records that were walked."""
+        return self._at
+
     def has_more(self) -> bool:
         """Return whether there are committed records that were not walked. Cheap: called before each sleep."""
         segment = self._current

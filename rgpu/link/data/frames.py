@@ -100,6 +100,29 @@ class SealedConnection:
                 end += self.sealer.seal_run(message, self._frame[end:])
             self._send_out(end)
 
+    def lend(self) -> bool:
+        """Have nothing sent until :meth:`take_back`, for code that seals and sends by itself; False: not possible now.
+
+        That code counts on in ``sealer.counter``.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        closed = self._closed  # read once: another thread may close it at any moment
+        if closed:
+            self._lock.release()
+        return not closed
+
+    def take_back(self, unsent: bytes = b"") -> None:
+        """End :meth:`lend`, and send the rest of the frames that were sealed meanwhile. Raises :class:`LinkError`."""
+        try:
+            if unsent:
+                self.sock.sendall(unsent)
+        except OSError as error:
+            self._end()
+            raise LinkError(f"the connection broke while sending: {error}") from error
+        finally:
+            self._lock.release()
+
     def _send_out(self, end: int) -> None:
         """Write the frames that were sealed."""
         try:

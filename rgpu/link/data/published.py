@@ -74,6 +74,11 @@ class Clocks:
         self._recent: int | None = None  #: the same of the window's second half
         self._turn = 0
 
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """The ns that the other clock is behind this one at the quickest, and until when (ns here) that holds."""
+        return None if self._least is None else (self._least, self._turn)
+
     def late(self, here: int, there: int) -> int:
         """Return the delay in ns. ``here``: this clock when a message arrived; ``there``: the other at its sending."""
         behind = here - there

@@ -52,8 +52,8 @@ class Sealer:
     def __init__(self, key: bytes, direction: int, epoch: int, session: str) -> None:
         self._cipher = AESGCM(key)
         self._key = algorithms.AES(key)
-        self._aad = associated_data(direction, epoch, session)
-        self._counter = 0
+        self.key, self.associated = key, associated_data(direction, epoch, session)
+        self.counter = 0  #: frames sealed so far; to be set by code that has sealed frames of this direction elsewhere
 
     def seal(self, kind: int, parts: Sequence[Any]) -> bytearray:
         """Return one whole frame. Raises :class:`LinkError` for a message over the limit."""
@@ -66,12 +66,12 @@ class Sealer:
 
         Runs without the interpreter's lock.
         """
-        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
-            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        if len(message) > MESSAGE_LIMIT or self.counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {len(message)} bytes as frame {self.counter}: over the limit")
         end = OVERHEAD + len(message)
         _LENGTH.pack_into(frame, 0, len(message) + TAG)
-        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, frame[_LENGTH.size:end])
-        self._counter += 1
+        self._cipher.encrypt_into(_NONCE.pack(0, self.counter), message, self.associated, frame[_LENGTH.size:end])
+        self.counter += 1
         return end
 
     def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
@@ -81,28 +81,28 @@ class Sealer:
         there and sealed in place; a long one is sealed directly from its parts.
         """
         end = frame_size(parts)
-        if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
-            raise LinkError(f"a message of {end - OVERHEAD} bytes as frame {self._counter}: over the limit")
+        if end - _LENGTH.size > FRAME_LIMIT or self.counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {end - OVERHEAD} bytes as frame {self.counter}: over the limit")
         _HEAD.pack_into(frame, 0, end - _LENGTH.size, kind)
         at = _HEAD.size
         if end >= LONG:
             self._seal_parts(parts, frame, end)
-            self._counter += 1
+            self.counter += 1
             return end
         for part in parts:
             size = len(part)
             frame[at:at + size] = part
             at += size
-        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), frame[_LENGTH.size:at], self._aad,
+        self._cipher.encrypt_into(_NONCE.pack(0, self.counter), frame[_LENGTH.size:at], self.associated,
                                   frame[_LENGTH.size:end])
-        self._counter += 1
+        self.counter += 1
         return end
 
 
     def _seal_parts(self, parts: Sequence[Any], frame: memoryview, end: int) -> None:
         """Seal the parts after the type, which is in ``frame`` already. Runs without the interpreter's lock."""
-        encryptor = Cipher(self._key, modes.GCM(_NONCE.pack(0, self._counter))).encryptor()
-        encryptor.authenticate_additional_data(self._aad)
+        encryptor = Cipher(self._key, modes.GCM(_NONCE.pack(0, self.counter))).encryptor()
+        encryptor.authenticate_additional_data(self.associated)
         at = _LENGTH.size
         for part in (bytes(frame[at:_HEAD.size]), *parts):
             if len(part):
@@ -155,8 +155,8 @@ class Opener:
 
     def __init__(self, key: bytes, direction: int, epoch: int, session: str, size: int = 256 * 1024) -> None:
         self._cipher = AESGCM(key)
-        self._aad = associated_data(direction, epoch, session)
-        self._counter = 0
+        self.key, self.associated = key, associated_data(direction, epoch, session)
+        self.counter = 0  #: frames opened so far
         self.came = 0  #: bytes received so far
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
@@ -198,6 +198,21 @@ class Opener:
         """Bytes received that belong to a frame not yet taken."""
         return self._end - self._start
 
+    def unopened(self) -> memoryview:
+        """Return the bytes received that belong to frames not opened yet."""
+        return self._view[self._start:self._end]
+
+    def continue_at(self, counter: int, received: int, unopened: bytes) -> None:
+        """Continue at frame ``counter``, where other code has ``received`` bytes more and opened the frames before it.
+
+        ``unopened``: the bytes of frames that it has not opened, at most as many as the buffer holds; they take the
+        place of those that :meth:`unopened` returned.
+        """
+        self.came += received
+        self.counter, self._start, self._end = counter, 0, len(unopened)
+        self._view[:self._end] = unopened
+        self._needed = _LENGTH.size
+
     def waiting(self) -> int:
         """Return the length of the next message (type and body) if its frame has arrived completely, else 0.
 
@@ -212,7 +227,7 @@ class Opener:
         length: int = _LENGTH.unpack_from(self._buffer, self._start)[0]
         if not TAG < length <= FRAME_LIMIT:
             self._dead = True
-            raise LinkError(f"frame {self._counter} says it is {length} bytes long", frame=self._counter,
+            raise LinkError(f"frame {self.counter} says it is {length} bytes long", frame=self.counter,
                             reason="length")
         if available < _LENGTH.size + length:
             self._needed = _LENGTH.size + length
@@ -228,12 +243,12 @@ class Opener:
         at = self._start + _LENGTH.size
         end = at + len(target) + TAG
         try:
-            self._cipher.decrypt_into(_NONCE.pack(0, self._counter), self._view[at:end], self._aad, target)
+            self._cipher.decrypt_into(_NONCE.pack(0, self.counter), self._view[at:end], self.associated, target)
         except InvalidTag:
             self._dead = True
-            raise LinkError(f"frame {self._counter} does not open: forged, repeated or lost", frame=self._counter,
+            raise LinkError(f"frame {self.counter} does not open: forged, repeated or lost", frame=self.counter,
                             reason="seal") from None
-        self._counter += 1
+        self.counter += 1
         self._start = end
         self._needed = _LENGTH.size
 

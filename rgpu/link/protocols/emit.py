@@ -123,18 +123,18 @@ def _constant(constant: Constant) -> str:
     return f"inline constexpr {constant.type} {camel(constant.name)} = {constant.value};  // {constant.doc}\n"
 
 
-def header(protocol: Protocol) -> str:
-    """Return the text of the protocol's C++ header."""
+def header(protocol: Protocol, space: str = "wire") -> str:
+    """Return the text of the protocol's C++ header, whose names are in the namespace ``space``."""
     numbers = "".join(f"    {camel(message.name)} = {message.number},  // {way(protocol, message)}: {message.doc}\n"
                       for message in protocol.messages)
     return (f"// {BANNER}\n// {protocol.title}: docs/protocols/{protocol.name}.md\n#pragma once\n\n#include <cstddef>\n"
-            "#include <cstdint>\n\nnamespace rgpu {\nnamespace wire {\n\n"
+            f"#include <cstdint>\n\nnamespace rgpu {{\nnamespace {space} {{\n\n"
             'static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-endian");\n\n'
             f"inline constexpr uint32_t kProtocol = {protocol.version};\n\n"
             f"enum Message : uint32_t {{\n{numbers}}};\n\n"
             + "".join(_constant(one) for one in protocol.constants if one.type or isinstance(one.value, bytes)) + "\n"
             + "".join(_struct(record) for record in protocol.records if record.cpp)
-            + "}  // namespace wire\n}  // namespace rgpu\n")
+            + f"}}  // namespace {space}\n}}  // namespace rgpu\n")
 
 
 # -- docs -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def _module(protocol: Protocol) -> Callable[[], str]:
 OUTPUTS: dict[str, Callable[[], str]] = {
     **{f"{_MESSAGES}/{protocol.name}.py": _module(protocol) for protocol in PROTOCOLS},
     f"{_MESSAGES}/native/shim_link.hpp": lambda: emit.header(SHIM),
+    f"{_MESSAGES}/native/data_link.hpp": lambda: emit.header(DATA, "data_link"),
     "docs/protocols/shim.md": lambda: emit.page(SHIM),
     "docs/protocols/data.md": lambda: emit.page(DATA, MEMORY),
     "docs/protocols/pages.md": lambda: emit.page(PAGES),

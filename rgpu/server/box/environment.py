@@ -15,8 +15,8 @@ NAMES = frozenset({
     "OMP_NUM_THREADS", "NUMBA_NUM_THREADS",
     # what workers read of ours
     "RGPU_ANSWER_AREA", "RGPU_CATCH_UP", "RGPU_CPU_DRIVER_VERSION", "RGPU_EFFECTS", "RGPU_ENGINE_ARENA",
-    "RGPU_ENGINE_DIR", "RGPU_ENGINE_RING", "RGPU_FAULT_FILE", "RGPU_HOST_IDENTITY", "RGPU_IMAGE_PROCESSES",
-    "RGPU_LANES", "RGPU_PAGE_LANES", "RGPU_RESTORE_PROCESSES", "RGPU_SHIM_DIR"})
+    "RGPU_ENGINE_DIR", "RGPU_ENGINE_RING", "RGPU_EXCHANGE", "RGPU_FAULT_FILE", "RGPU_HOST_IDENTITY",
+    "RGPU_IMAGE_PROCESSES", "RGPU_LANES", "RGPU_PAGE_LANES", "RGPU_RESTORE_PROCESSES", "RGPU_SHIM_DIR"})
 #: Beginnings of names: settings of the driver and its libraries, and of the locale.
 PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "LC_")
 #: Where the driver keeps what it compiled, unless the box hides it.

@@ -83,7 +83,7 @@ class Wire:
     def send_have(self, digests: list[bytes]) -> None:
         self._send(HAVE, b"".join(digests))
 
-    def rewind(self, offset: int) -> None:
+    def continue_at(self, offset: int) -> None:
         self.stream_offset = offset
 
     def _send(self, kind: int, body: bytes) -> None:

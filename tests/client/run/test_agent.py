@@ -70,7 +70,7 @@ def test_a_session_from_hello_to_goodbye(pool: FakePool, agent: Agent, complaint
 
 def test_calls_just_before_the_end_are_counted(pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that waits for nothing may have ended before the agent looks for calls again."""
-    monkeypatch.setattr(shipper.Shipper, "_take_calls", lambda self: False)
+    monkeypatch.setattr(shipper.Shipper, "take_calls", lambda self: False)
     shim = start(agent)
     awaited = busy(shim, 200)
     shim.goodbye()

@@ -37,7 +37,7 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     expected = subprocess.run([sys.executable, TRAINING, "--expected", str(RANKS), str(STEPS)], capture_output=True,
                               text=True, check=True).stdout
     ranks = (f"CUDA_VISIBLE_DEVICES={rank} {sys.executable} -W ignore {TRAINING} {tmp_path}/id {rank} {RANKS} {STEPS} "
-             f"{SECONDS} & p{rank}=$!" for rank in range(RANKS))
+             f"{SECONDS} {tmp_path}/over & p{rank}=$!" for rank in range(RANKS))
     program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2"]), name="sums",
                        options=("--ranks", str(RANKS), "--gpus", "0.25", "--memory", "64MiB"))
     program.wait_lines(RANKS)
@@ -53,6 +53,7 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     assert len({one["checkpoint"]["cut"] for one in members} - {None}) == 1, members
     assert pool.rgpu("checkpoint", "sums.2")["together"] == ["sums.0", "sums.1", "sums.2"], "after a recovery too"
     pool.rgpu("migrate", "sums.0", other)
+    (tmp_path / "over").touch()
     assert program.process.wait(120) == 0, program.errors[-20:]
     program.finish_reading()
     assert [line for line in program.lines if line.startswith("digest")] == RANKS * expected.splitlines()

@@ -37,9 +37,11 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
         cmake = str(beside) if beside.exists() else "cmake"
         jobs += [[cmake, "-S", str(ROOT), "-B", str(folder / "cmake"), f"-DCMAKE_CXX_FLAGS=-g -fsanitize={sanitize}",
                   f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}"],
-                 [cmake, "--build", str(folder / "cmake"), "--target", "rgpu_engine"]]
+                 [cmake, "--build", str(folder / "cmake"), "--target", "rgpu_engine",
+                  "rgpu_worker_exchange"]]
     else:
-        shutil.copy2(libraries() / "librgpu_engine.so", folder)
+        for library in ("librgpu_engine.so", "librgpu_worker_exchange.so"):
+            shutil.copy2(libraries() / library, folder)
     for job in jobs:
         done = subprocess.run(job, capture_output=True, text=True)
         if done.returncode:

@@ -23,7 +23,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 8
+VERSION = 9
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
@@ -72,7 +72,7 @@ def _library() -> ctypes.CDLL:
         "add_graph": (None, e, q, p, i),
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
-        "passed": (None, e, q),
+        "prompt": (i, e, p, z), "interrupted": (i, e), "passed": (None, e, q),
         "position": (None, e, q), "applied": (q, e), "keep_place": (None, e, p), "reset": (None, e),
         "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "order": (None, e, i), "in_order": (i, e, q, q),
@@ -106,6 +106,8 @@ def _address(data: Any) -> tuple[int, int, Any]:
 
 CUDA_ERROR_INVALID_VALUE = 1
 _STANDING = (Came.WAITING, Came.AHEAD)  #: a record was read but not applied, and is to be fed again
+#: functions of the ABI that compiled code calls in the applying thread (``EngineCalls`` in its exchange.hpp)
+EXCHANGED = ("prompt", "feed", "take_here", "watermark", "release", "error", "interrupted")
 GRAPH = 2**64 - 1  #: replaces the module's number where a graph was launched
 
 
@@ -139,9 +141,13 @@ class Engine:
     def feed(self, data: Any) -> Fed:
         """Apply records; stops before one that is not hot. Raises :class:`Corrupt`, :class:`DeviceError`."""
         address, size, keep = _address(data)
-        step = self._step
-        self._lib.rge_feed(self._engine, address, size, step)
+        self._lib.rge_feed(self._engine, address, size, self._step)
         del keep
+        return self.fed()
+
+    def fed(self) -> Fed:
+        """Return the result of the last feed, of other code's too (:meth:`functions`). Raises as :meth:`feed` does."""
+        step = self._step
         if step.came == _CORRUPT:
             reason = _REASONS[step.bad]
             raise Corrupt(f"record at offset {step.offset}, after journal position {step.applied}: {reason}",
@@ -266,6 +272,18 @@ class Engine:
         """Take the next piece of an answer for a client on this host, or wait ``seconds``; wakes by ``fd``."""
         self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd)
         return _piece(self._here)
+
+    def taken_here(self) -> Piece | None:
+        """Return what was taken last by :meth:`take_here`, by other code too (:meth:`functions`)."""
+        return _piece(self._here)
+
+    def functions(self) -> tuple[int, ...]:
+        """Return the addresses of the engine, of its functions :data:`EXCHANGED`, of the step and of the answer taken.
+
+        For compiled code in the applying thread: its feeds and takes are like those of :meth:`feed`, :meth:`take_here`.
+        """
+        functions = (ctypes.cast(getattr(self._lib, f"rge_{name}"), c_void_p).value or 0 for name in EXCHANGED)
+        return (self._engine, *functions, ctypes.addressof(self._step), ctypes.addressof(self._here))
 
     def look(self, seconds: float, fd: int) -> None:
         """Poll ``fd`` for ``seconds``, without the interpreter's lock."""

@@ -43,9 +43,11 @@ from rgpu.server.module_cache import ModuleCache
 from rgpu.server.worker.agent.answer_sender import AnswerSender
 from rgpu.server.worker.agent.link_lanes import LinkLanes
 from rgpu.server.worker.agent.module_stream import ModuleStream
+from rgpu.server.worker.agent.rounds import Rounds
 from rgpu.server.worker.agent.same_host import Door, HostMemory
 from rgpu.server.worker.apply.ordering import GAP, LATE
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.exchange.library import Exchange
 from rgpu.session.errors import Corrupt, Fenced, RgpuError, TimedOut, VersionMismatch
 from rgpu.session.journal import issue_order
 from rgpu.session.objects.module_table import GlobalVariable
@@ -82,6 +84,7 @@ class AgentLink:
         self._ahead: deque[tuple[int, Any, Any]] = deque()
         self._clocks = Clocks()
         self._waited = runtime.waited  #: when the last PING arrived
+        self._rounds: Rounds | None = None
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
 
     def start(self) -> None:
@@ -104,7 +107,10 @@ class AgentLink:
             order.queued = self._read_already
             fast = self.runtime.fast
             room, answered = None if fast is None else fast.room, False
+            self._rounds = self._short_rounds()
             while True:
+                if self._rounds is not None and self._rounds.step():
+                    continue
                 if answered and fast is not None and not self._ahead and not self.connection.opener.pending:
                     self._sender.look_for_more(fast)
                 answered = False
@@ -123,6 +129,8 @@ class AgentLink:
                         self._give_back(body)
                     if awaiting and fast is not None and not self._ahead and not self.connection.opener.pending:
                         answered = self._sender.answer_here(fast)
+                        if self._rounds is not None:
+                            self._rounds.answered()
                 elif kind == PING:
                     if not stream.waiting:  # else the calls ahead of it were dropped; the agent sends it again
                         self._pinged(Ping.unpack(body))
@@ -153,6 +161,8 @@ class AgentLink:
             reason = str(error)
             log.exception("agent link failed", session=self.runtime.session)
         finally:
+            if self._rounds is not None:
+                self._rounds.close()
             for _, ahead, _ in self._ahead:
                 self._give_back(ahead)
             if feeding:
@@ -161,6 +171,15 @@ class AgentLink:
                 self.runtime.hand_back()
             self.close()
             self.report("detached", {"reason": reason, "link": id(self)})
+
+    def _short_rounds(self) -> Rounds | None:
+        """Return what passes short calls and answers on in compiled code; None where that is not possible here."""
+        fast = self.runtime.fast
+        exchange = None if fast is None else Exchange.open(self.connection, fast.functions())
+        if fast is None or exchange is None:
+            return None
+        return Rounds(self.connection, self.runtime, fast, self._sender, self._stream, self._clocks, exchange,
+                      lambda: bool(self._ahead))
 
     def _more(self) -> bool:
         """Whether another message has arrived, or arrives within :data:`DRY_SECONDS`."""

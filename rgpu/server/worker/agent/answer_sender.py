@@ -197,6 +197,39 @@ class AnswerSender:
         """Poll for the program's next calls without sleeping, after an answer of :meth:`answer_here`."""
         fast.look(LOOK, self._connection.fileno())
 
+    # -- answers sent by other code ---------------------------------------------------
+    def lend(self) -> bool:
+        """Have nothing sent until :meth:`take_back`.
+
+        Return False where that is not possible now, or the next watermark has to name all streams.
+        """
+        if self._whole or not self._answer.acquire(blocking=False):
+            return False
+        if self._order.acquire(blocking=False):
+            if self._connection.lend():
+                return True
+            self._order.release()
+        self._answer.release()
+        return False
+
+    def take_back(self, unsent: bytes, mark: bytes) -> None:
+        """End :meth:`lend`. ``unsent``: the rest of frames; ``mark``: a watermark that is still to be sent.
+
+        Raises :class:`LinkError`.
+        """
+        try:
+            self._connection.take_back(unsent)
+            if mark:
+                self._note_mark(mark)
+                self._connection.send(WATERMARK, mark)
+        finally:
+            self._order.release()
+            self._answer.release()
+
+    def send_taken(self, fast: FastPath, piece: Piece) -> None:
+        """Send an answer that other code has taken. Raises :class:`LinkError`."""
+        self._send_piece(fast, piece)
+
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
         """Send one piece of an answer, with a watermark ahead of the first piece."""
         if not piece.index:
@@ -250,11 +283,15 @@ class AnswerSender:
         whole, self._whole = self._whole, False
         body = fast.watermark(whole, self._runtime.executor.broken)
         if body:
-            done, error, _ = WATERMARK_HEAD_LAYOUT.unpack_from(body)
-            self._runtime.place.complete(done)
-            if error:
-                self._runtime.judge(error)
+            self._note_mark(body)
         return body
+
+    def _note_mark(self, body: bytes) -> None:
+        """Note a watermark that is about to be sent."""
+        done, error, _ = WATERMARK_HEAD_LAYOUT.unpack_from(body)
+        self._runtime.place.complete(done)
+        if error:
+            self._runtime.judge(error)
 
     def _sticky(self, result: int) -> int:
         return ANSWER_STICKY if result and result == self._runtime.executor.error else 0

@@ -59,6 +59,15 @@ class ModuleStream:
         self._expected += len(data)
         return data
 
+    @property
+    def expected(self) -> int:
+        """Stream offset of the next byte."""
+        return self._expected
+
+    def continue_at(self, offset: int) -> None:
+        """Continue behind bytes of CALLS that other code has taken."""
+        self._expected = offset
+
     def take_placed(self, offset: int, length: int) -> bool:
         """Note that the next ``length`` bytes lie in shared memory. Return False when they are to be dropped.
 

@@ -90,19 +90,41 @@ class ApplyLoop:
 
     def _run(self, pieces: Iterable[memoryview]) -> int:
         awaiting = 0
-        self._boundary.enter()
+        self.begin()
         try:
             for piece in pieces:
                 awaiting = self._take(piece)
             return awaiting
         finally:
-            applied = self._path.applied
-            self.gate.position = applied  # calls that were given out and not applied are sent again
-            self.place.applied(applied)
-            self._effects.fed()
-            self._boundary.leave()
+            self.end()
 
-    def _take(self, view: memoryview) -> int:
+    def begin(self) -> None:
+        """Begin to apply calls. Raises :class:`LinkError` where this thread has to end."""
+        self._boundary.enter()
+
+    def end(self) -> None:
+        """End what :meth:`begin` began."""
+        applied = self._path.applied
+        self.gate.position = applied  # calls that were given out and not applied are sent again
+        self.place.applied(applied)
+        self._effects.fed()
+        self._boundary.leave()
+
+    @property
+    def plain(self) -> bool:
+        """Whether other code may feed calls to the path: nothing is to be done but to apply them."""
+        return self.tap is None and not self._boundary.under_way and not self._order.ordered \
+            and not self._order.catching_up and not self._text.printing and self._effects.log is None \
+            and not self._executor.broken
+
+    def fed(self, fed: Fed, rest: Any) -> None:
+        """Continue where other code has fed the path, between :meth:`begin` and :meth:`end`: with what that gave.
+
+        ``rest``: the bytes behind those that were taken. Raises as :meth:`take` does.
+        """
+        self._take(memoryview(rest), fed)
+
+    def _take(self, view: memoryview, fed: Fed | None = None) -> int:
         path, at = self._path, 0
         while True:
             part = view[at:] if at else view
@@ -110,8 +132,10 @@ class ApplyLoop:
                 part = part[:STEP]  # each launch may print as much as the device's buffer holds
             if self._text.crowded:
                 self._boundary.wait(self._text_taken)
-            fed = path.feed(part)
-            begin, at = at, at + fed.taken
+            begin = at
+            if fed is None:
+                fed = path.feed(part)
+                at += fed.taken
             if self.tap is not None:
                 begin = self._tap_unseen(view, begin, at, fed.record)
             if fed.bugs != self._bugs:
@@ -124,6 +148,7 @@ class ApplyLoop:
                 self._stand(fed, view, at)
             elif at == len(view):
                 return fed.awaiting
+            fed = None
 
     def _stand(self, fed: Fed, view: memoryview, at: int) -> None:
         """Do what the path waits for before it continues. ``at``: bytes of ``view`` that it has taken."""

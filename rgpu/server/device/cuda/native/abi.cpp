@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 8; }
+RGPU_API int rge_version() { return 9; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -57,6 +57,8 @@ RGPU_API int rge_remove_range(Engine *e, uint64_t address) { return e->remove_ra
 RGPU_API int rge_contains(Engine *e, uint64_t address, uint64_t size) { return e->contains(address, size); }
 
 RGPU_API void rge_feed(Engine *e, const uint8_t *data, size_t size, rgpu::Step *step) { e->feed(data, size, *step); }
+RGPU_API int rge_prompt(Engine *e, const uint8_t *data, size_t size) { return e->prompt(data, size); }
+RGPU_API int rge_interrupted(Engine *e) { return e->interrupted(); }
 RGPU_API void rge_passed(Engine *e, uint64_t seq) { e->passed(seq); }
 RGPU_API void rge_position(Engine *e, uint64_t applied) { e->position(applied); }
 RGPU_API void rge_keep_place(Engine *e, uint64_t *begun) { e->keep_place(begun); }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "driver.hpp"
+#include "engine_steps.hpp"
 #include "records.hpp"
 #include "staging.hpp"
 
@@ -33,6 +34,7 @@ inline constexpr size_t kHeadroom = 64;     // before each piece: the sender wri
 inline constexpr bool is_legacy(uint64_t stream) { return stream < wire::kFirstHandle; }
 inline constexpr int kMarkEvery = 32;  // submissions between two markers of a stream
 inline constexpr uint64_t kNoStream = ~uint64_t{0};
+inline constexpr size_t kFew = 64;  // calls under way, up to which nothing waits for the device
 inline constexpr uint64_t kTurn = 20'000'000;  // ns that a call waits for its turn without any completion, in feed()
 
 uint64_t now_ns();
@@ -122,44 +124,7 @@ struct Graph {
 };
 
 enum class Outcome { applied, interrupted, opened, handed, ahead };
-enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3, waiting = 4, behind = 5, ahead = 6 };
 enum class Pace { on, interrupted, ahead };
-
-struct Step {  // mirrored in engine.py
-    int32_t came;
-    int32_t bad;
-    uint64_t taken;
-    uint64_t applied;
-    uint64_t offset;
-    uint64_t seq;
-    uint64_t payload_len;
-    const uint8_t *args;
-    const uint8_t *payload;
-    uint32_t args_len;
-    uint32_t thread;
-    uint16_t call;
-    uint16_t flags;
-    uint32_t awaiting;  // answers that are still to be received or taken
-    uint64_t bugs;      // argument errors so far
-    uint64_t bug_seq;
-    int32_t bug_result;
-    uint32_t bug_call;
-    uint64_t stream;  // waiting: the call's; also ahead: payload_len: bytes of it that are still to be fed
-    uint64_t waited;  // ns that feed() has waited for work of the device so far: not inside the driver
-};
-
-enum class Took : int { nothing = 0, answer = 1, progress = 2, woken = 3 };
-
-struct Out {  // mirrored in engine.py
-    int32_t took;
-    int32_t result;
-    uint64_t seq;
-    uint8_t *data;  // the piece; kHeadroom bytes before it may be written
-    uint64_t size;
-    uint32_t index;
-    uint32_t more;
-    Answer *answer;  // to be returned with release()
-};
 
 // A copy to the device whose payload is arriving.
 struct Inflow {
@@ -211,6 +176,10 @@ class Engine {
 
     // -- records (feed.cpp) ----------------------------------------------------
     void feed(const uint8_t *data, size_t size, Step &step);
+    // Whether these bytes are a few whole records, the next ones, that feed() applies at once: without waiting for the
+    // device, and without handing any back.
+    bool prompt(const uint8_t *data, size_t size);
+    bool interrupted() const { return interrupts_.load(std::memory_order_acquire) != 0; }
     void passed(uint64_t seq);        // the caller applied the record that feed() returned
     void position(uint64_t applied);  // the session was rebuilt up to there
     void reset();                     // a new connection: the stream of records begins anew

@@ -2,6 +2,8 @@
 #include "crc32.hpp"
 #include "engine.hpp"
 
+#include <algorithm>
+
 namespace rgpu {
 
 using wire::padded;
@@ -143,6 +145,31 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
     if (bad != Bad::none) return Came::corrupt;
     applied_.store(header.seq, std::memory_order_release);
     return Came::all;
+}
+
+bool Engine::prompt(const uint8_t *data, size_t size) {
+    if (!gathered_.empty() || inflow_.open || pass_all_ || ordered_.load(std::memory_order_acquire) || interrupted())
+        return false;
+    size_t count = 0;
+    for (size_t at = 0; at < size; ++count) {
+        RecordHeader header;
+        if (size - at < sizeof header) return false;
+        std::memcpy(&header, data + at, sizeof header);
+        const size_t whole = sizeof header + padded(header.args_len);
+        if (header.magic != wire::kRecordMagic || header.args_len > size || whole > size - at ||
+            header.payload_len || header.seq != applied() + 1 + count || !wire::hot(header.call))
+            return false;
+        if (header.call == wire::Completed::id) {
+            wire::Completed call;
+            if (!call.read(data + at + sizeof header, header.args_len) || call.observed > applied() ||
+                foreign_.count(call.observed))
+                return false;
+            std::lock_guard lock(mutex_);
+            if (!complete_locked(call.observed) && !(collect() && complete_locked(call.observed))) return false;
+        }
+        at += whole;
+    }
+    return pending_ + count <= std::min(ahead_, kFew);
 }
 
 void Engine::feed(const uint8_t *data, size_t size, Step &step) {

@@ -21,6 +21,7 @@ from rgpu.link.messages.data import FROM_NODE, LANE, LANED, LANED_BACK, LANES, M
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.worker.agent import answer_sender
 from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.agent.rounds import Rounds
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.support.fake_driver.support import Journal
 
@@ -126,6 +127,7 @@ def test_who_was_answered_is_listened_to(attached: Attached, device: CudaDevice,
     fast, looked = attached.link.runtime.fast, []
     assert fast is not None
     look = fast.look
+    monkeypatch.setattr(Rounds, "step", lambda self: False)  # compiled code polls by itself
     monkeypatch.setattr(answer_sender, "SPIN", 5.0)  # this thread, not the sender, whatever else the machine does
     monkeypatch.setattr(answer_sender, "LOOK", 0.01)
     monkeypatch.setattr(type(fast), "look", lambda self, seconds, fd: (looked.append(seconds), look(seconds, fd)))

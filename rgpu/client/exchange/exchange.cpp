@@ -1,0 +1,276 @@
+#include "exchange.hpp"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "data_link.hpp"
+#include "shim_link.hpp"
+#include "wire.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr uint64_t kHold = 20'000;           // ns that calls are held back for an awaited one behind them
+constexpr uint64_t kEvery = 100'000;         // ns between two messages that end with no awaited call, at least
+constexpr uint64_t kIssuedEvery = 1'000'000;  // ns between two ISSUED, at least
+constexpr uint64_t kBooks = 2'000'000;       // ns that a run goes on behind the first message, at most
+constexpr uint64_t kLate = 20'000'000;       // ns since the publication of a call, or without a look: not in order
+constexpr uint64_t kOldest = 60'000'000'000;  // ns; an older time of publication is taken for wrong
+
+uint64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// A word in memory that another process writes, or reads.
+template <class T>
+std::atomic_ref<T> word(const uint8_t *memory, size_t offset) {
+    return std::atomic_ref<T>(*reinterpret_cast<T *>(const_cast<uint8_t *>(memory) + offset));
+}
+
+uint64_t committed_of(const Given &given) {
+    return word<uint64_t>(given.segment, offsetof(wire::SegmentHeader, committed)).load(std::memory_order_acquire);
+}
+
+// When the oldest of the calls was published, by the program's stamps; `now` where none of them is stamped.
+uint64_t published_at(const Given &given, uint64_t first, uint64_t last, uint64_t now) {
+    const uint64_t stamped = word<uint64_t>(given.shim, wire::kShimStampedOffset).load(std::memory_order_acquire);
+    uint64_t found = now;
+    for (uint64_t back = 1; back < wire::kShimStamps && back <= stamped; ++back) {
+        const size_t at = wire::kShimStampsOffset + (stamped - back) % wire::kShimStamps * 16;
+        const uint64_t seq = word<uint64_t>(given.shim, at).load(std::memory_order_relaxed);
+        const uint64_t when = word<uint64_t>(given.shim, at + 8).load(std::memory_order_relaxed);
+        if (seq < first) break;
+        if (seq <= last && when < now && now - when < kOldest) found = std::min(found, when);
+    }
+    return found;
+}
+
+}  // namespace
+
+// Calls that are no short records in this segment are left. Those that nobody awaits are gathered for a moment: each
+// message costs the worker more than a call.
+Exchange::Calls Exchange::take_calls(Given &given, uint64_t now) {
+    const uint64_t committed = committed_of(given);
+    if (committed == given.at) {
+        held_ = 0;
+        if (word<uint64_t>(given.segment, offsetof(wire::SegmentHeader, next)).load(std::memory_order_acquire))
+            return Calls::left;  // the journal goes on in another segment
+        return Calls::none;
+    }
+    held_ = held_ ? held_ : now;
+    const bool due = now - held_ >= kHold && now - plain_ >= kEvery;
+    const Calls found = ship(given, committed, due);
+    if (found != Calls::held) held_ = 0;
+    return found;
+}
+
+Exchange::Calls Exchange::ship(Given &given, uint64_t committed, bool due) {
+    constexpr size_t kRoom = kShort - 256;  // of a message beside its type and offset
+    if (committed < given.at || committed > given.size || committed % 8) return Calls::left;  // it is found corrupt
+    const size_t size = committed - given.at;
+    if (size > kRoom) return Calls::left;
+    // What is checked is what is sent: the program may write to the segment meanwhile.
+    std::memcpy(records_.data(), given.segment + given.at, size);
+    uint64_t seq = given.seq;
+    uint16_t flags = 0;
+    for (size_t at = 0; at < size;) {
+        wire::RecordHeader header;
+        if (size - at < sizeof header) return Calls::left;
+        std::memcpy(&header, records_.data() + at, sizeof header);
+        const uint64_t args = header.args_len, payload = header.payload_len;
+        if (header.magic != wire::kRecordMagic || header.flags & ~wire::kFlagAwaited || header.seq != seq ||
+            args > size || payload > size)
+            return Calls::left;
+        const uint64_t whole = sizeof header + ((args + 7) & ~7ull) + ((payload + 7) & ~7ull);
+        if (whole > size - at) return Calls::left;
+        flags = header.flags;
+        at += whole;
+        ++seq;
+    }
+    const bool awaited = flags & wire::kFlagAwaited;
+    if (!awaited && !due) return Calls::held;
+    if (awaited && given.awaited) return Calls::left;  // two threads wait
+    const uint64_t now = now_ns(), since = published_at(given, given.seq, seq - 1, now);
+    if (now - since > kLate) return Calls::left;  // they have piled up
+    if (now - given.issued >= kIssuedEvery) {
+        const data_link::Issued issued{now, since, seq - 1};
+        if (!channel.put(data_link::kIssued, {{&issued, sizeof issued}})) return Calls::left;
+        given.issued = now;
+    }
+    if (!channel.put(data_link::kCalls, {{&given.stream, sizeof given.stream}, {records_.data(), size}}))
+        return Calls::left;
+    channel.flush(given.socket);
+    if (awaited) given.awaited = seq - 1;
+    else plain_ = now;
+    given.at = committed;
+    given.seq = seq;
+    given.stream += size;
+    given.shipped += size;
+    given.why |= kShipped;
+    return Calls::shipped;
+}
+
+// Puts the worker's messages into the ring: a watermark, and the one answer that is awaited.
+bool Exchange::pass(Given &given) {
+    Message message;
+    for (;;) {
+        const Found found = channel.next(message);
+        if (found == Found::nothing) return false;
+        if (found == Found::foreign || given.count == kPut) return true;
+        if (message.kind == data_link::kWatermark) {
+            wire::WatermarkHead head;
+            if (message.size < sizeof head) return true;
+            std::memcpy(&head, message.body, sizeof head);
+            if (head.error || head.done < given.done ||
+                message.size != sizeof head + head.count * sizeof(wire::StreamMark))
+                return true;
+            if (!publish(given, message.kind, wire::kWatermark, message.body, message.size, true)) return true;
+            given.done = head.done;
+        } else if (message.kind == data_link::kAnswer) {
+            wire::AnswerHead head;
+            if (!given.awaited || message.size < 1 + sizeof head || message.body[0]) return true;
+            std::memcpy(&head, message.body + 1, sizeof head);
+            if (head.seq != given.awaited || head.reply > message.size - 1 - sizeof head) return true;
+            if (!publish(given, message.kind, wire::kAnswer, message.body, message.size, true)) return true;
+            given.awaited = 0;
+        } else {
+            return true;
+        }
+        channel.take();
+    }
+}
+
+bool Exchange::publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size, bool first) {
+    const uint64_t block = (sizeof(wire::RingHeader) + size + wire::kRingAlignment - 1) & ~(wire::kRingAlignment - 1);
+    const uint64_t begin = given.written % given.capacity;
+    const uint64_t skipped = block > given.capacity - begin ? given.capacity - begin : 0;
+    if (skipped + block > given.capacity - (given.written - given.read)) return false;  // the Python side looks again
+    if (skipped) {
+        const wire::RingHeader skip{static_cast<uint32_t>(skipped - sizeof skip), wire::kRingSkip, 0, 0};
+        std::memcpy(given.ring + begin, &skip, sizeof skip);
+        given.written += skipped;
+    }
+    const uint64_t at = given.written % given.capacity;
+    const wire::RingHeader header{static_cast<uint32_t>(size), ring_kind, first, 0};
+    std::memcpy(given.ring + at, &header, sizeof header);
+    std::memcpy(given.ring + at + sizeof header, body, size);
+    given.put[given.count++] = {kind, static_cast<uint32_t>(size), at + sizeof header};
+    given.written += block;
+    word<uint64_t>(given.page, wire::kAgentWrittenOffset).store(given.written, std::memory_order_release);
+    given.why |= kPassed;
+    silent_ = true;
+    return true;
+}
+
+// As AnswerRing.wake(): the shim's reader clears `attending`, then reads `written`.
+void Exchange::wake(Given &given) {
+    if (!silent_) return;
+    silent_ = false;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!word<uint32_t>(given.shim, wire::kShimAttendingOffset).load(std::memory_order_relaxed)) {
+        const uint64_t one = 1;
+        if (::write(given.doorbell, &one, sizeof one) < 0) return;  // it is full: the reader is awake already
+    }
+}
+
+// Waits for the loop's descriptors, and returns how many are ready; notes those that are left to the Python side.
+int Exchange::wait(Given &given, int milliseconds) {
+    epoll_event events[8];
+    const int count = ::epoll_wait(given.epoll, events, 8, milliseconds);
+    for (int i = 0; i < count; ++i) {
+        if (events[i].data.fd == given.socket && events[i].events == EPOLLIN) {
+            if (!channel.receive(given.socket)) given.why |= kOthers;
+        } else if (events[i].data.fd == given.eventfd) {
+            uint64_t times;
+            if (::read(given.eventfd, &times, sizeof times) < 0) continue;  // an earlier look has read it
+        } else {
+            given.why |= kOthers;
+        }
+    }
+    return count;
+}
+
+// Several round trips may follow each other in one run, for the books are kept once for all of them.
+void Exchange::run(Given &given) {
+    channel.begin(given.channel);
+    given.why = given.count = 0;
+    given.shipped = 0;
+    held_ = 0;
+    const uint64_t begun = now_ns(), end = begun + given.sleep * 1'000'000;
+    uint64_t now = begun, until = begun + (given.awaited ? given.patience : given.first);
+    for (;;) {
+        const Calls calls = take_calls(given, now);
+        if (calls == Calls::shipped) until = now + given.patience;
+        if (calls == Calls::left) given.why |= kCallsLeft;
+        const uint32_t before = given.count;
+        if (pass(given)) given.why |= kOthers;
+        if (given.count > before && !given.awaited) until = now + given.spin;
+        wake(given);
+        if (given.why & (kCallsLeft | kOthers) || channel.unsent()) break;
+        // The books are kept where nothing is awaited, but not too late.
+        const bool calm = !given.awaited && calls != Calls::shipped;
+        if (given.why && (now - begun > (calm ? kBooks : 4 * kBooks) || (calm && given.count > kPut - 4))) break;
+        wait(given, 0);
+        if (given.why & kOthers) break;
+        const uint64_t last = std::exchange(now, now_ns());
+        if (now - last > kLate) break;  // this process did not run
+        if (now < until || calls == Calls::held || pending()) {
+            sched_yield();
+        } else {
+            if (now >= end || !sleep(given, end - now)) break;
+            now = now_ns();
+            until = now + given.spin;
+        }
+    }
+    channel.end(given.channel);
+}
+
+bool Exchange::pending() {
+    Message message;
+    return channel.next(message) != Found::nothing;
+}
+
+// Sleeps until something is ready; returns whether the run goes on.
+bool Exchange::sleep(Given &given, uint64_t ns) {
+    auto sleeping = word<uint32_t>(given.page, wire::kAgentSleepingOffset);
+    sleeping.store(1, std::memory_order_relaxed);
+    // The shim reads `sleeping` after it published; this side looks for calls after it set `sleeping`.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    bool woken = committed_of(given) != given.at;
+    if (!woken) {
+        const bool books = given.why && !given.awaited;  // they are kept soon
+        const int count = wait(given, books ? 1 : static_cast<int>((ns + 999'999) / 1'000'000));
+        woken = count > 0;
+    }
+    sleeping.store(0, std::memory_order_relaxed);
+    return woken && !(given.why & kOthers);
+}
+
+}  // namespace rgpu
+
+#define RGPU_API extern "C" __attribute__((visibility("default")))
+
+// To be raised when the layout of Given or the functions below change.
+RGPU_API int rgx_version() { return 1; }
+
+// Null where the system has no libcrypto.
+RGPU_API rgpu::Exchange *rgx_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,
+                                  const uint8_t *receive_key, const uint8_t *receive_data, size_t receive_size) {
+    auto *exchange = new (std::nothrow) rgpu::Exchange;
+    if (exchange &&
+        exchange->channel.start(send_key, send_data, send_size, receive_key, receive_data, receive_size))
+        return exchange;
+    delete exchange;
+    return nullptr;
+}
+RGPU_API void rgx_run(rgpu::Exchange *exchange, rgpu::Given *given) { exchange->run(*given); }
+RGPU_API void rgx_close(rgpu::Exchange *exchange) { delete exchange; }

@@ -1,0 +1,86 @@
+// The round trip of an awaited call in the agent, without the interpreter: calls that the program publishes are shipped
+// at once if a thread waits for the last of them, and the worker's watermark and answer are put into the answer ring.
+// The Python side (rgpu/client/session/exchanging.py) decides when this may run, and keeps the books afterwards.
+// Whatever is not short, not expected or not in order is left to it, untouched.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "channel.hpp"
+
+namespace rgpu {
+
+inline constexpr size_t kPut = 16;  // messages put into the ring in one run, at most
+
+// Why a run ended; more than one may hold.
+enum Why : uint32_t {
+    kOthers = 1,     // a descriptor of the loop that is none of ours is ready, or messages are left in the channel
+    kCallsLeft = 2,  // calls are published that are not shipped here
+    kShipped = 4,    // calls were shipped
+    kPassed = 8,     // messages were put into the ring
+};
+
+struct PutMessage {
+    uint32_t kind;  // of the data link
+    uint32_t size;  // of the body, bytes
+    uint64_t at;    // of the body, in the ring
+};
+
+struct Given {  // mirrored in library.py
+    ChannelState channel;
+    // The answer ring, for as long as the session lives.
+    uint8_t *ring;
+    uint64_t capacity;
+    uint8_t *page;        // the agent's, in front of the ring
+    const uint8_t *shim;  // the shim's page
+    int32_t doorbell;     // wakes the shim's reader
+    int32_t eventfd;      // the shim wakes the agent
+    int32_t epoll;        // of the session's loop
+    int32_t socket;       // of the link
+    // The journal: the segment that is being read.
+    const uint8_t *segment;
+    uint64_t size;      // of the segment, bytes
+    uint64_t at;        // records before it were read
+    uint64_t seq;       // of the next record
+    uint64_t stream;    // offset in the link's stream of records
+    uint64_t awaited;   // a call shipped before, whose answer is to come; 0: none
+    uint64_t done;      // the watermark that the program has
+    uint64_t written;   // bytes put into the ring so far
+    uint64_t read;      // of them, those that the shim has read
+    uint64_t issued;    // ns, when the last ISSUED was sent
+    uint64_t first;     // ns without sleeping at first
+    uint64_t spin;      // ns, the same behind an answer
+    uint64_t patience;  // ns, the same while an answer is awaited
+    uint64_t sleep;     // ms that may be slept behind that; 0: not at all
+    // Out
+    uint32_t why;
+    uint32_t count;  // of put
+    uint64_t shipped;  // bytes of records
+    PutMessage put[kPut];
+};
+
+class Exchange {
+   public:
+    Channel channel;
+    void run(Given &given);
+
+   private:
+    enum class Calls { none, held, shipped, left };
+    Calls take_calls(Given &given, uint64_t now);
+    Calls ship(Given &given, uint64_t committed, bool due);
+    bool pass(Given &given);  // whether messages are left
+    bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size, bool first);
+    void wake(Given &given);
+    int wait(Given &given, int milliseconds);
+    bool sleep(Given &given, uint64_t ns);
+    bool pending();  // whether a whole message is received and not passed on
+
+    std::vector<uint8_t> records_ = std::vector<uint8_t>(kShort);
+    uint64_t held_ = 0;  // ns since when calls are held back for an awaited one behind them; 0: there are none
+    uint64_t plain_ = 0;   // ns when calls were shipped last that nobody awaits
+    bool silent_ = false;  // something is in the ring that the shim's reader was not woken for
+};
+
+}  // namespace rgpu

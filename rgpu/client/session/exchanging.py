@@ -1,0 +1,116 @@
+"""Round trips of awaited calls without the interpreter: when they may run, and the books afterwards.
+
+A run of the native end (:mod:`rgpu.client.exchange.library`) ships the calls that the program has published if a
+thread waits for the last of them, and puts the worker's watermark and answer into the answer ring. It runs only where
+everything before is shipped and nothing is out of the ordinary; what it leaves, the loop does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rgpu.client.exchange import library
+from rgpu.client.exchange.library import CALLS_LEFT, SHIPPED, Exchange
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.session.attachment import Attachment
+from rgpu.client.session.parts import Parts
+from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
+from rgpu.client.shim_link.segments import Segment
+from rgpu.link.effects import EffectsLog
+from rgpu.link.messages.data import ANSWER, POSITION_LAYOUT
+
+#: Seconds without sleeping: behind the last call or answer, and while an answer is awaited. A sleep and the wake-up
+#: from it cost more than the whole of a short call.
+POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
+
+
+class Session(Parts, Protocol):
+    """The part of the session's loop that this module uses."""
+
+    effects: EffectsLog | None
+    attachment: Attachment
+
+    def take_calls(self, shipped: int = 0) -> bool:
+        """Read the calls that were published; those up to ``shipped`` were shipped already."""
+
+
+class Exchanging:
+    """See the module docstring. Used by the loop's thread."""
+
+    def __init__(self, shipper: Session, page: AgentPage, ring: AnswerRing | None, eventfd: int, epoll: int,
+                 polls: bool) -> None:
+        """``polls``: the processors suffice to wait without sleeping."""
+        self._shipper, self._page, self._ring, self._eventfd, self._epoll = shipper, page, ring, eventfd, epoll
+        self._spin, self._patience = (int(POLL_IDLE * 1e9), int(POLL_AWAITED * 1e9)) if polls else (0, 0)
+        self._exchange: Exchange | None = None
+        self._segment: Segment | None = None  #: whose address is set
+        self.answered = 0  #: answers that were passed on here
+
+    def attached(self) -> None:
+        """Begin with the session's new link."""
+        link = self._shipper.link
+        if self._ring is not None and self._shipper.effects is None and link is not None and link.protocol >= 2:
+            self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll)
+            self._segment = None
+
+    def detached(self) -> None:
+        """Forget a closed link."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+    def possible(self) -> bool:
+        """Whether :meth:`run` may be called now."""
+        shipper = self._shipper
+        link, cursor, journal = shipper.link, shipper.cursor, shipper.journal
+        return self._exchange is not None and link is not None and cursor is not None and link.idle and link.ready \
+            and not link.lanes.awaited and not link.lanes.fresh and len(link.opener.unopened()) <= library.PENDING \
+            and shipper.returns.plain and not shipper.returns.areas.pending and shipper.deliveries.pending <= 1 \
+            and shipper.shipping.plain and not journal.stalled and journal.walker.current is not None \
+            and journal.at_end(cursor) and shipper.attachment.accepts(link.number, link.epoch)
+
+    def run(self, first: float, sleep: float) -> bool:
+        """Run once; wait without sleeping for ``first`` seconds at most, then asleep for ``sleep`` at most.
+
+        Return whether calls or answers were passed on, or messages were received that are left to the loop. Raises
+        :class:`Corrupt` for a broken journal, :class:`LinkError`.
+        """
+        shipper, exchange = self._shipper, self._exchange
+        link, walker = shipper.link, shipper.journal.walker
+        assert exchange is not None and link is not None and walker.current is not None
+        given = exchange.given
+        if walker.current is not self._segment:
+            self._segment = walker.current
+            given.segment, given.size = library.address(self._segment.view), self._segment.size
+        given.at, given.seq, given.awaited = walker.place, walker.next_seq, shipper.deliveries.awaited
+        given.done, given.issued = shipper.returns.done, shipper.shipping.told_issued
+        given.first, given.spin, given.patience = int(first * 1e9), self._spin, self._patience
+        given.sleep = int(sleep * 1000)
+        exchange.run()
+        if given.why & SHIPPED:
+            self._note_shipped(shipper.cursor)
+        elif given.why & CALLS_LEFT:
+            shipper.take_calls()
+        self._note_put()
+        return bool(given.why) or link.opener.pending > 0
+
+    def _note_shipped(self, cursor: Cursor | None) -> None:
+        assert self._exchange is not None and cursor is not None
+        given, shipper = self._exchange.given, self._shipper
+        shipper.take_calls(given.seq - 1)
+        shipper.journal.take(cursor, given.shipped)
+        shipper.shipping.were_shipped(given.shipped, given.issued)
+
+    def _note_put(self) -> None:
+        assert self._exchange is not None
+        given, shipper = self._exchange.given, self._shipper
+        for message in given.put[:given.count]:
+            body = shipper.returns.was_put(message.at, message.size)
+            if message.kind == ANSWER:
+                self.answered += 1
+                shipper.returns.answer_was_put(body)
+            else:
+                if shipper.bulk.complete(*POSITION_LAYOUT.unpack_from(body)):
+                    shipper.release()
+                shipper.returns.watermark_was_put(body)
+

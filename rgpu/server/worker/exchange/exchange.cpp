@@ -1,0 +1,173 @@
+#include "exchange.hpp"
+
+#include <poll.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <new>
+
+#include "data_link.hpp"
+#include "engine_steps.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr uint64_t kBooks = 2'000'000;  // ns that a run goes on, at most
+constexpr uint64_t kGap = 20'000'000;   // ns without a look, from which on this process did not run
+
+uint64_t now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+void store(uint64_t *word, uint64_t value) {
+    if (word) std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_release);
+}
+
+}  // namespace
+
+// When the calls that follow were published; false: late, or not known to be in time.
+bool Exchange::issued(Given &given, const Message &message) {
+    data_link::Issued body;
+    if (message.size != sizeof body || !given.clock) return false;
+    std::memcpy(&body, message.body, sizeof body);
+    const uint64_t now = now_ns();
+    if (body.since > body.sent || now >= given.known_until) return false;
+    const auto ahead = static_cast<int64_t>(now - body.sent);
+    const int64_t least = std::min(given.least, given.issued ? std::min(given.ahead, ahead) : ahead);
+    if (static_cast<uint64_t>(ahead - least) + (body.sent - body.since) > given.late) return false;
+    given.ahead = given.issued ? std::min(given.ahead, ahead) : ahead;
+    given.issued = 1;
+    given.arrived = now;
+    return true;
+}
+
+Exchange::Did Exchange::feed(Given &given, const Message &message) {
+    const EngineCalls &calls = given.calls;
+    uint64_t offset;
+    if (message.size <= sizeof offset) return Did::left;
+    std::memcpy(&offset, message.body, sizeof offset);
+    if (now_ns() - looked_ > kGap) return Did::left;  // this process did not run: calls may have piled up
+    const size_t size = message.size - sizeof offset;
+    std::memcpy(records_.data(), message.body + sizeof offset, size);
+    if (offset != given.stream || !calls.prompt(calls.engine, records_.data(), size)) return Did::left;
+    const uint64_t began = now_ns();
+    calls.feed(calls.engine, records_.data(), size, given.step);
+    given.slow = std::max(given.slow, now_ns() - began);
+    channel.take();
+    given.stream += size;
+    given.why |= kFed;
+    store(given.applied, given.step->applied);
+    if (given.step->came || given.step->taken != size) {
+        given.why |= kRest;
+        given.rest = records_.data() + given.step->taken;
+        given.rest_size = size - given.step->taken;
+        return Did::ended;
+    }
+    return given.step->awaiting ? answer(given) : Did::something;
+}
+
+// The program waits for it, and mostly has sent nothing behind the call.
+Exchange::Did Exchange::answer(Given &given) {
+    const EngineCalls &calls = given.calls;
+    Out &out = *given.out;
+    Message message;
+    if (channel.next(message) != Found::nothing) return Did::ended;  // calls of other threads, then
+    calls.take_here(calls.engine, &out, given.patience, given.socket);
+    if (out.took != static_cast<int>(Took::answer)) return Did::ended;
+    if (out.result || out.index || out.more || out.size > kShort - 64 || calls.error(calls.engine)) {
+        given.why |= kAnswer;
+        return Did::ended;
+    }
+    const size_t size = calls.watermark(calls.engine, mark_.data(), mark_.size(), 0, 0);
+    data_link::WatermarkHead mark{};
+    if (size) std::memcpy(&mark, mark_.data(), sizeof mark);
+    if (mark.error) {
+        given.why |= kAnswer | kMark;
+        given.mark = mark_.data();
+        given.mark_size = size;
+        return Did::ended;
+    }
+    const uint8_t more = 0;
+    const data_link::AnswerHead head{out.seq, 0, 0, 0};
+    if (size) {
+        store(given.complete, mark.done);
+        channel.put(data_link::kWatermark, {{mark_.data(), size}});
+    }
+    const bool sealed = channel.put(data_link::kAnswer, {{&more, 1}, {&head, sizeof head}, {out.data, out.size}});
+    channel.flush(given.socket);
+    if (!sealed) {
+        given.why |= kAnswer;
+        return Did::ended;
+    }
+    calls.release(calls.engine, out.answer);
+    ++given.answered;
+    return channel.unsent() ? Did::ended : Did::something;
+}
+
+Exchange::Did Exchange::handle(Given &given) {
+    Message message;
+    const Found found = channel.next(message);
+    if (found == Found::nothing) return Did::nothing;
+    if (found == Found::foreign) return Did::left;
+    if (message.kind == data_link::kCalls) return feed(given, message);
+    if (message.kind != data_link::kIssued || !issued(given, message)) return Did::left;
+    channel.take();
+    return Did::something;
+}
+
+// Polls for more, until then; behind an answer also asleep for a moment, since the program's next call mostly follows.
+bool Exchange::more(Given &given, uint64_t until) {
+    pollfd readable{given.socket, POLLIN, 0};
+    for (;;) {
+        looked_ = now_ns();
+        if (channel.receive(given.socket)) return true;
+        if (given.calls.interrupted(given.calls.engine)) return false;
+        if (looked_ >= until) break;
+        sched_yield();
+    }
+    return given.answered && ::poll(&readable, 1, 1) == 1 && channel.receive(given.socket);
+}
+
+// Several round trips may follow each other in one run, for the books are kept once for all of them.
+void Exchange::run(Given &given) {
+    channel.begin(given.channel);
+    given.why = 0;
+    given.issued = 0;
+    given.slow = given.answered = 0;
+    const uint64_t begun = looked_ = now_ns();
+    for (;;) {
+        const Did did = handle(given);
+        if (did == Did::ended) break;
+        if (did == Did::left) {
+            given.why |= kLeft;
+            break;
+        }
+        if (did == Did::nothing && (now_ns() - begun > kBooks || !more(given, now_ns() + given.spin))) break;
+    }
+    channel.end(given.channel);
+}
+
+}  // namespace rgpu
+
+#define RGPU_API extern "C" __attribute__((visibility("default")))
+
+// To be raised when the layout of Given or the functions below change.
+RGPU_API int rgw_version() { return 1; }
+
+// Null where the system has no libcrypto.
+RGPU_API rgpu::Exchange *rgw_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,
+                                  const uint8_t *receive_key, const uint8_t *receive_data, size_t receive_size) {
+    auto *exchange = new (std::nothrow) rgpu::Exchange;
+    if (exchange &&
+        exchange->channel.start(send_key, send_data, send_size, receive_key, receive_data, receive_size))
+        return exchange;
+    delete exchange;
+    return nullptr;
+}
+RGPU_API void rgw_run(rgpu::Exchange *exchange, rgpu::Given *given) { exchange->run(*given); }
+RGPU_API void rgw_close(rgpu::Exchange *exchange) { delete exchange; }

@@ -1,0 +1,216 @@
+"""Round trips of awaited calls in compiled code, in a worker: the same answers; the rest is left to the thread."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rgpu.link.data.published import Issued
+from rgpu.server.worker.agent.rounds import Rounds
+from rgpu.server.worker.apply.journal_tap import JournalTap
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.exchange import library
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import BASE, WILD, Journal, driver, linked
+from tests.support.fake_driver.support import Agent as AgentEnd
+
+ISSUED = 14
+WORDS = struct.Struct("<4I")
+
+
+class Counted:
+    """The runs in compiled code: answers that they sent, and the reasons why they ended."""
+
+    def __init__(self) -> None:
+        self.answered, self.why = 0, 0
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    counts, run = Counted(), library.Exchange.run
+
+    def counting(exchange: library.Exchange) -> None:
+        run(exchange)
+        counts.answered += exchange.given.answered
+        counts.why |= exchange.given.why
+
+    monkeypatch.setattr(library.Exchange, "run", counting)
+    yield counts
+
+
+class Program:
+    """A session whose program adds one to four words and reads them, again and again."""
+
+    def __init__(self, device: Any, journal: Journal, published: int = 0) -> None:
+        self.runtime = SessionRuntime("s", 1, device)
+        self.link, connection = linked(self.runtime, published)
+        self.agent, self.journal, self.value = AgentEnd(connection), journal, 0
+        self.agent.send(journal.opened() + journal.write(WORDS.pack(0, 0, 0, 0)) + journal.read(16))
+        assert self.agent.answer(journal.seq) == (0, 0, WORDS.pack(0, 0, 0, 0))
+
+    def issue(self, late: float = 0.0) -> None:
+        now = time.monotonic_ns()
+        self.agent.connection.send(ISSUED, Issued(now, now - int(late * 1e9), self.journal.seq + 1).pack())
+
+    def step(self, **cold: Any) -> None:
+        """``cold``: arguments of an event_create in between."""
+        self.value += 1
+        calls = self.journal("completed", observed=self.journal.seq) + self.journal.add_one()
+        calls += self.journal("event_create", context=16, flags=2, **cold) if cold else b""
+        self.agent.send(calls + self.journal.read(16))
+        assert self.agent.answer(self.journal.seq) == (0, 0, WORDS.pack(*[self.value] * 4))
+
+
+@pytest.fixture
+def program(device: Any, journal: Journal) -> Iterator[Program]:
+    program = Program(device, journal)
+    yield program
+    program.link.close()
+
+
+def test_most_round_trips_are_made_in_compiled_code(program: Program, counted: Counted) -> None:
+    program.issue()
+    for number in range(200):
+        if number % 20 == 0:
+            program.issue()
+        program.step()
+    assert counted.answered > 20  # on an idle machine nearly all
+    program.agent.watermark(program.journal.seq)
+    assert program.runtime.applied == program.journal.seq
+    eventually(lambda: program.runtime.loop.gate.position == program.journal.seq)  # the books follow
+
+
+def test_without_the_library_the_thread_does_it(device: Any, journal: Journal, counted: Counted,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_library", lambda: None)
+    program = Program(device, journal)
+    for _ in range(20):
+        program.step()
+    assert not counted.answered
+    program.link.close()
+
+
+def test_calls_of_every_kind_in_between(program: Program, counted: Counted) -> None:
+    """Cold calls, payloads, long answers."""
+    journal = program.journal
+    for number in range(60):
+        program.step()
+        if number % 3 == 0:
+            program.step(event=1000 + number)
+        if number % 5 == 0:
+            data, at = os.urandom(1 << 20), BASE + 4096
+            program.agent.send(journal.write(data, at) + journal.read(len(data), at))
+            assert program.agent.answer(journal.seq) == (0, 0, data)
+    assert counted.answered and counted.why & library.LEFT
+
+
+def test_pauses_meanwhile(program: Program, counted: Counted) -> None:
+    """A pause means that nothing is applied until it ends."""
+    over = threading.Event()
+    moved: list[tuple[int, int]] = []
+
+    def pause() -> None:
+        while not over.is_set():
+            program.runtime.boundary.pause()
+            before = program.runtime.applied
+            time.sleep(0.003)
+            moved.append((before, program.runtime.applied))
+            program.runtime.boundary.resume()
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        for _ in range(150):
+            program.step()
+    finally:
+        over.set()
+        thread.join()
+    assert len(moved) > 5 and all(before == after for before, after in moved)
+    assert counted.answered
+
+
+def test_errors_are_answered_by_the_thread(program: Program, counted: Counted) -> None:
+    for _ in range(5):
+        program.step()
+    program.agent.send(program.journal.read(16, 4096))
+    assert program.agent.answer(program.journal.seq)[:2] == (1, 0)
+    program.step()
+    program.agent.send(program.journal.launch(WILD, b"") + program.journal.read(16))
+    result, flags, data = program.agent.answer(program.journal.seq)
+    assert (result, flags, data) == (700, 1, b"") or result == 0 and program.agent.sticky == 700
+    eventually(lambda: program.agent.sticky == 700)
+    driver().fake_reset()
+
+
+def test_a_record_that_the_engine_hands_back(program: Program, counted: Counted) -> None:
+    """The thread continues within the message: the launch that found no memory is tried again."""
+    for _ in range(5):
+        program.step()
+    for _ in range(50):  # on a busy machine some go the thread's way from the beginning
+        driver().fake_out_of_memory(1)
+        program.step()
+        if counted.why & library.REST:
+            break
+    assert counted.why & library.REST
+    driver().fake_reset()
+    program.step()
+
+
+def test_calls_that_come_late_are_left(program: Program, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What piled up is applied in order, which the thread begins."""
+    program.issue()
+    program.step()
+    program.issue()
+    program.step()
+    late: list[float] = []
+    monkeypatch.setattr(program.runtime.order, "late", lambda position, seconds, usual: late.append(seconds))
+    program.issue(late=0.5)
+    program.step()
+    assert max(late) >= 0.5  # on a busy machine others may be late as well
+
+
+def test_applied_records_are_copied_to_a_tap(device: Any, journal: Journal, counted: Counted) -> None:
+    runtime = SessionRuntime("s", 1, device)
+    tap = runtime.loop.tap = JournalTap(armed=True)
+    link, connection = linked(runtime)
+    agent = AgentEnd(connection)
+    sent = journal.opened() + journal.write(WORDS.pack(1, 2, 3, 4))
+    agent.send(sent)
+    for _ in range(10):
+        piece = journal.read(16)
+        agent.send(piece)
+        sent += piece
+        assert agent.answer(journal.seq)[0] == 0
+    assert not counted.answered and tap.wait_running(1)
+    link.close()
+
+
+@pytest.mark.parametrize("frame", [struct.pack("<I", 60) + bytes(60), struct.pack("<I", 3) + bytes(3),
+                                   struct.pack("<I", 1 << 30) + bytes(64)], ids=["forged", "short", "long"])
+def test_frames_that_do_not_open_end_the_link(program: Program, frame: bytes, counted: Counted) -> None:
+    for _ in range(5):
+        program.step()
+    program.agent.connection.sock.sendall(frame)
+    eventually(lambda: program.link._sender.closed)
+    assert program.runtime.applied == program.journal.seq
+
+
+def test_the_link_is_closed_while_the_thread_waits(program: Program, counted: Counted) -> None:
+    """Its descriptor's number may belong to another file at once; the native end has one of its own."""
+    for _ in range(5):
+        program.step()
+    rounds = program.link._rounds
+    assert isinstance(rounds, Rounds)
+    program.link.close()
+    others = [os.memfd_create("other") for _ in range(20)]
+    eventually(lambda: not program.link._receiver.is_alive())
+    assert all(os.fstat(other).st_size == 0 for other in others)
+    for other in others:
+        os.close(other)
