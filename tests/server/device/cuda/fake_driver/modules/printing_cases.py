@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rgpu.server.device.cuda.work import printed
 from rgpu.server.worker.agent.agent_link import AgentLink
 from tests.support.cuda import fresh
 from tests.support.eventually import eventually
@@ -61,6 +62,7 @@ class Printing:
 
 
 def ahead_of_the_answer(how: int) -> None:
+    printed.PATIENCE = 10.0  # the driver's printing thread may wait for a processor
     session = Printing()
     driver().fake_print_at(how)
     end, whole = session.attach(), b""
