@@ -133,14 +133,14 @@ bool Exchange::pass(Given &given) {
             if (head.error || head.done < given.done ||
                 message.size != sizeof head + head.count * sizeof(wire::StreamMark))
                 return true;
-            if (!publish(given, message.kind, wire::kWatermark, message.body, message.size, true)) return true;
+            if (!publish(given, message.kind, wire::kWatermark, message.body, message.size)) return true;
             given.done = head.done;
         } else if (message.kind == data_link::kAnswer) {
             wire::AnswerHead head;
             if (!given.awaited || message.size < 1 + sizeof head || message.body[0]) return true;
             std::memcpy(&head, message.body + 1, sizeof head);
             if (head.seq != given.awaited || head.reply > message.size - 1 - sizeof head) return true;
-            if (!publish(given, message.kind, wire::kAnswer, message.body, message.size, true)) return true;
+            if (!publish(given, message.kind, wire::kAnswer, message.body, message.size)) return true;
             given.awaited = 0;
         } else {
             return true;
@@ -149,7 +149,7 @@ bool Exchange::pass(Given &given) {
     }
 }
 
-bool Exchange::publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size, bool first) {
+bool Exchange::publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size) {
     const uint64_t block = (sizeof(wire::RingHeader) + size + wire::kRingAlignment - 1) & ~(wire::kRingAlignment - 1);
     const uint64_t begin = given.written % given.capacity;
     const uint64_t skipped = block > given.capacity - begin ? given.capacity - begin : 0;
@@ -160,7 +160,7 @@ bool Exchange::publish(Given &given, uint32_t kind, uint32_t ring_kind, const ui
         given.written += skipped;
     }
     const uint64_t at = given.written % given.capacity;
-    const wire::RingHeader header{static_cast<uint32_t>(size), ring_kind, first, 0};
+    const wire::RingHeader header{static_cast<uint32_t>(size), ring_kind, 1, 0};  // each is whole
     std::memcpy(given.ring + at, &header, sizeof header);
     std::memcpy(given.ring + at + sizeof header, body, size);
     given.put[given.count++] = {kind, static_cast<uint32_t>(size), at + sizeof header};

@@ -1,4 +1,4 @@
-// The round trip of an awaited call in the agent, without the interpreter: calls that the program publishes are shipped
+// The round trip of an awaited call in the agent, without the interpreter: calls that the program publishes are shipped,
 // at once if a thread waits for the last of them, and the worker's watermark and answer are put into the answer ring.
 // The Python side (rgpu/client/session/exchanging.py) decides when this may run, and keeps the books afterwards.
 // Whatever is not short, not expected or not in order is left to it, untouched.
@@ -71,7 +71,7 @@ class Exchange {
     Calls take_calls(Given &given, uint64_t now);
     Calls ship(Given &given, uint64_t committed, bool due);
     bool pass(Given &given);  // whether messages are left
-    bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size, bool first);
+    bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size);
     void wake(Given &given);
     int wait(Given &given, int milliseconds);
     bool sleep(Given &given, uint64_t ns);

@@ -1,7 +1,7 @@
 """Round trips of awaited calls without the interpreter: when they may run, and the books afterwards.
 
-A run of the native end (:mod:`rgpu.client.exchange.library`) ships the calls that the program has published if a
-thread waits for the last of them, and puts the worker's watermark and answer into the answer ring. It runs only where
+A run of the native end (:mod:`rgpu.client.exchange.library`) ships the calls that the program has published, at once if
+a thread waits for the last of them, and puts the worker's watermark and answer into the answer ring. It runs only where
 everything before is shipped and nothing is out of the ordinary; what it leaves, the loop does.
 """
 
