@@ -1,7 +1,7 @@
-// The round trip of an awaited call in the agent, without the interpreter: calls that the program publishes are shipped,
-// at once if a thread waits for the last of them, and the worker's watermark and answer are put into the answer ring.
-// The Python side (rgpu/client/session/exchanging.py) decides when this may run, and keeps the books afterwards.
-// Whatever is not short, not expected or not in order is left to it, untouched.
+// The round trip of an awaited call in the agent, without the interpreter: calls that the program publishes are
+// shipped, at once if a thread waits for the last of them, and the worker's watermark and answer are put into the
+// answer ring. The Python side (rgpu/client/session/exchanging.py) decides when this may run, and keeps the books
+// afterwards. Whatever is not short, not expected or not in order is left to it, untouched.
 #pragma once
 
 #include <atomic>
