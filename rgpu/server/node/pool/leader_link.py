@@ -25,6 +25,9 @@ LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: a checkpoint m
 LEADER_LOOK = 0.5  #: seconds between two checks that the asked leader still leads
 LEADER_AGAIN = 0.2  #: seconds until the leader's record is read again
 FIND_SECONDS = 10.0  #: without a leader's record until the request fails
+#: Verbs that are asked of the next leader when the one that worked on them lost its place, beside the idempotent ones:
+#: a checkpoint that may have been taken already is taken again, which costs an image and harms nothing.
+AGAIN = frozenset({"session.checkpoint"})
 ELECTION_SECONDS = 10.0  #: that an election may take once the lease of the previous leader has ended
 
 Progress = Callable[[dict[str, Any]], None]
@@ -63,6 +66,8 @@ class LeaderLink:
             except (Fenced, PoolUnavailable) as error:
                 if error.detail.get("reason") != "not leading":
                     raise
+                if error.detail.get("worked"):  # it took as long as it took: an election begins now
+                    until = time.monotonic() + patience
                 if time.monotonic() > until:
                     raise PoolUnavailable(f"no coordinator took {verb} for {patience:.0f} s: try again, or look with "
                                           f"`rgpu nodes` ({error.message})") from error
@@ -97,9 +102,9 @@ class LeaderLink:
                 await asyncio.wait([call], timeout=LEADER_LOOK)  # its answer may be on the way
                 if not call.done():
                     call.cancel()
-                    if verb not in VERBS or VERBS[verb].idempotent:
+                    if verb not in VERBS or VERBS[verb].idempotent or verb in AGAIN:
                         raise PoolUnavailable(f"the coordinator changed while it worked on {verb}",
-                                              reason="not leading")
+                                              reason="not leading", worked=True)
                     raise UnknownOutcome(f"the coordinator changed while it worked on {verb}; the next one finishes or "
                                          "undoes it: look with `rgpu ps`", verb=verb)
         return call.result()

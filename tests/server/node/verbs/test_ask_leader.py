@@ -13,7 +13,7 @@ from rgpu.link.keys import Endpoint
 from rgpu.server.node.pool import leader_link
 from rgpu.server.node.pool.leader_link import LeaderLink
 from rgpu.server.node.pool.local_leader import LocalLeader
-from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 
 ME = Actor("node", "node-node-a")
 
@@ -85,3 +85,33 @@ def test_a_fenced_command_is_not_repeated() -> None:
     with pytest.raises(Fenced):
         ask(follower)
     assert follower.asked == 1
+
+
+class Deposed(Follower):
+    """A leader that works on its first call for ever and loses its place."""
+
+    async def leader_revision(self) -> int:
+        return 7 + self.asked
+
+    async def leader(self) -> tuple[str, int]:
+        return "node-c", 7 + self.asked
+
+    async def call(self, verb: str, message: dict[str, Any], **how: Any) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked == 1:
+            await asyncio.sleep(3600)
+        return {"verb": message["verb"]}
+
+
+@pytest.mark.parametrize("verb, asked", [("session.checkpoint", 2), ("session.migrate", 1)])
+def test_a_leader_that_lost_its_place_while_it_worked(monkeypatch: pytest.MonkeyPatch, verb: str, asked: int) -> None:
+    """Another checkpoint harms nothing; what became of a move its caller has to look up."""
+    monkeypatch.setattr(leader_link, "LEADER_LOOK", 0.01)
+    follower = Deposed({}, lease=0.1)
+    link = LeaderLink(LocalLeader("node-a"), {}, follower, follower, follower.lease, ME)  # type: ignore[arg-type]
+    if asked == 1:
+        with pytest.raises(UnknownOutcome, match="look with `rgpu ps`"):
+            asyncio.run(link.ask(verb, {"session": "s"}))
+    else:
+        assert asyncio.run(link.ask(verb, {"session": "s"})) == {"verb": verb}
+    assert follower.asked == asked
