@@ -20,7 +20,8 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, sanitize: str = "") -> dict[str, str]:
-    """``libcuda.so.1`` and the engine in ``folder``; returns the environment that finds them.
+    """``libcuda.so.1``, ``libcupti.so.13`` and the engine in ``folder``; returns the environment that finds the driver
+    and the engine. A real CUPTI beside this driver could do anything: RGPU_CUPTI is off, unless a case names ours.
 
     The engine is the one that all tests load, unless it shall be built with a sanitizer.
     """
@@ -31,7 +32,9 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
     whole = folder / "driver.cpp"  # one unit: the headers of the standard library are most of the work
     whole.write_text("".join(f'#include "{part}"\n' for part in sorted(HERE.glob("*.cpp"))))
     jobs = [[*flags, f"-I{HERE}", "-Wl,-soname,libcuda.so.1", str(whole), "-o", str(folder / "libcuda.so.1"),
-             "-ldl", "-lpthread"]]
+             "-ldl", "-lpthread"],
+            [*flags, "-Wl,-soname,libcupti.so.13", str(HERE / "cupti" / "cupti.cpp"), "-o",
+             str(folder / "libcupti.so.13"), "-ldl"]]
     if sanitize:
         beside = Path(sys.executable).with_name("cmake")  # of the virtual environment
         cmake = str(beside) if beside.exists() else "cmake"
@@ -47,7 +50,8 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
         if done.returncode:
             raise RuntimeError(f"{' '.join(job)}\n{done.stderr}")
     path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
-    return {**os.environ, "LD_LIBRARY_PATH": path, "RGPU_ENGINE_DIR": str(folder), "RGPU_ENGINE_RING": str(32 << 20),
+    return {**os.environ, "LD_LIBRARY_PATH": path, "RGPU_ENGINE_DIR": str(folder), "RGPU_CUPTI": "off",
+            "RGPU_ENGINE_RING": str(32 << 20),
             "RGPU_ENGINE_ARENA": str(16 << 20), "PYTHONPATH": str(ROOT)}
 
 

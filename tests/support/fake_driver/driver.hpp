@@ -32,6 +32,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -48,6 +49,12 @@ struct Kernel {
     int max_dynamic = 49152;
     void *context = current;
 };
+// What a profiling library in the process is told: a traced call begins, and gets its number; its work was done.
+inline std::atomic<uint32_t (*)()> trace_call{nullptr};
+inline std::atomic<void (*)(uint32_t, uint64_t, uint64_t)> trace_done{nullptr};
+inline thread_local uint32_t traced = 0;  // the call that is being made
+uint64_t realtime();
+
 struct Graph;
 struct Node {
     Kernel *kernel;

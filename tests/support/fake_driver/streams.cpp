@@ -43,8 +43,21 @@ double milliseconds() {
 
 Stream *fake::of(void *handle) { return reinterpret_cast<uintptr_t>(handle) <= 2 ? legacy() : static_cast<Stream *>(handle); }
 
+uint64_t fake::realtime() {
+    timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
 Result fake::give(void *handle, std::function<bool()> work) {
     if (sticky) return sticky;
+    if (const uint32_t id = std::exchange(traced, 0))
+        work = [id, work = std::move(work), begun = uint64_t{0}]() mutable {
+            if (!begun) begun = realtime();
+            if (!work()) return false;
+            if (auto done = trace_done.load()) done(id, begun, realtime());
+            return true;
+        };
     if (int error = injected.exchange(0)) return error;
     if (of(handle)->context != current) return 201;
     std::unique_lock guard(lock);

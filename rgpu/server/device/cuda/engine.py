@@ -23,7 +23,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 9
+VERSION = 10
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
@@ -53,6 +53,12 @@ def library_path() -> Path:
     return Path(__file__).parent / "lib" / LIBRARY
 
 
+#: functions of the process, not of an engine
+_ACTIVITY: dict[str, tuple[Any, ...]] = {
+    "activity_open": (c_int, c_char_p, c_char_p, c_size_t), "activity_record": (c_int, c_int),
+    "activity_collect": (c_size_t, c_void_p, c_size_t), "activity_now": (c_uint64,)}
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     path = library_path()
@@ -68,7 +74,7 @@ def _library() -> ctypes.CDLL:
         "add_stream": (None, e, q, p, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
         "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z, i),
         "printing_launches": (q, e), "allocated": (i, e), "time": (None, e, p, p), "timed": (i, e),
-        "remove_module": (None, e, q),
+        "traced": (c_uint32, e), "remove_module": (None, e, q),
         "add_graph": (None, e, q, p, i),
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
@@ -90,6 +96,7 @@ def _library() -> ctypes.CDLL:
         "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
         "area": (i, e, POINTER(p), POINTER(z)), "pin": (i, e, p, z), "unpin": (i, e, p),
         "take_frame": (p, e), "give_frame": (None, e, p), "frame_size": (q,)}
+    signatures |= _ACTIVITY
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, f"rge_{name}")
         function.restype, function.argtypes = result, arguments
@@ -129,7 +136,7 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         """Return a plain function of the ABI, bound to the engine: tables, progress, start and end."""
         function = getattr(self._lib, f"rge_{name}")
-        bound = functools.partial(function, self._engine)
+        bound = function if name in _ACTIVITY else functools.partial(function, self._engine)
         setattr(self, name, bound)
         return bound
 

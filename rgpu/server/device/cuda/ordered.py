@@ -16,8 +16,9 @@ from rgpu.checkpoint.device import Done, TimesDone
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY
 from rgpu.server.device.cuda.gpus import Gpus
+from rgpu.server.device.cuda.times.activity import Activity
+from rgpu.server.device.cuda.times.timing import Brought, Timings
 from rgpu.server.device.cuda.work.streams import Completion
-from rgpu.server.device.cuda.work.timing import Brought, Timings
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import DeviceError
@@ -64,6 +65,7 @@ class OrderedWork:
     def __init__(self, engine: Engine, gpus: Gpus, completion: Completion) -> None:
         self._engine, self._gpus, self._completion = engine, gpus, completion
         self.error = StickyError(engine)
+        self._activity = Activity(engine)
         self._timings: dict[int, Timings] = {}  #: by the session's number of the GPU
         self._brought: Brought | None = None  #: of the timed call that is being submitted to the GPU
 
@@ -112,7 +114,7 @@ class OrderedWork:
         handle = self.stream(stream)
         device = self._completion.streams[stream].device
         if device not in self._timings:
-            self._timings[device] = Timings(self._gpus[device].context, self._engine)
+            self._timings[device] = Timings(self._gpus[device].context, self._engine, self._activity)
         self._brought = brought = Brought(done)
         try:
             self._timings[device].around(handle, work, brought.times)
@@ -128,3 +130,4 @@ class OrderedWork:
         """Stop timing; open timed calls are never answered."""
         for timings in self._timings.values():
             timings.stop()
+        self._activity.stop()

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <new>
 
+#include "activity.hpp"
 #include "engine.hpp"
 
 #define RGPU_API extern "C" __attribute__((visibility("default")))
@@ -9,7 +10,7 @@
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 9; }
+RGPU_API int rge_version() { return 10; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -46,6 +47,18 @@ RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, c
 RGPU_API uint64_t rge_printing_launches(Engine *e) { return e->printing_launches(); }
 RGPU_API void rge_time(Engine *e, void *first, void *last) { e->time(first, last); }
 RGPU_API int rge_timed(Engine *e) { return e->timed(); }
+RGPU_API uint32_t rge_traced(Engine *e) { return e->traced(); }
+RGPU_API int rge_activity_open(const char *path, char *error, size_t size) {
+    const std::string why = rgpu::activity::open(path);
+    std::strncpy(error, why.c_str(), size - 1);
+    error[size - 1] = 0;
+    return why.empty();
+}
+RGPU_API int rge_activity_record(int on) { return rgpu::activity::record(on); }
+RGPU_API size_t rge_activity_collect(rgpu::activity::Work *out, size_t room) {
+    return rgpu::activity::collect(out, room);
+}
+RGPU_API uint64_t rge_activity_now() { return rgpu::activity::now(); }
 RGPU_API int rge_allocated(Engine *e) { return e->allocated(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
 RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int traits) {

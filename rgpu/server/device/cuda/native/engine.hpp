@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "activity.hpp"
 #include "driver.hpp"
 #include "engine_steps.hpp"
 #include "records.hpp"
@@ -169,6 +170,8 @@ class Engine {
     void time(CUevent first, CUevent last) { timed_ = {first, last}; }
     // Whether they were recorded since time(); if not, the next call is not timed any more.
     bool timed() { return !std::exchange(timed_, {}).first; }
+    // CUPTI's correlation id of the call that was timed last; 0: none is known.
+    uint32_t traced() { return std::exchange(traced_, 0); }
     bool allocated() const { return allocated_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
     bool remove_range(CUdeviceptr address);
@@ -366,12 +369,14 @@ class Engine {
     struct {
         CUevent first = nullptr, last = nullptr;
     } timed_;
+    uint32_t traced_ = 0;
     template <class Give>
     CUresult timing(CUstream stream, Give give) {
         const auto [first, last] = std::exchange(timed_, {});
         if (!first) [[likely]] return give();
         driver_.event_record(first, stream);
         const CUresult result = give();
+        traced_ = activity::last_call();
         driver_.event_record(last, stream);
         return result;
     }

@@ -6,6 +6,10 @@ between the events and the work itself: about a microsecond. Times are converted
 (the shortest of a few).
 ``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats,
 so a new base is made once the last is a second old.
+
+The GPU waits for an event before it begins the kernel behind it, which the span of a kernel, a memset or a copy on the
+device would include (9 µs on an H200). CUPTI's record of the work replaces that span where this node has CUPTI
+(:mod:`.activity`). A record that has not come ``PATIENCE`` seconds after the work was complete is not waited for.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from cuda.bindings import driver
 from rgpu.checkpoint.device import TimesDone
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.times.activity import IDLE, Activity
 from rgpu.session.objects.spans import CALL, Span
 
 BASE_SECONDS = 1.0  #: maximum age
 BASE_WIDTH = 20_000  #: ns between the bounds of a base that is good enough
 BASE_EVENTS = 8  #: for one base at most
 POLL = 0.00005  #: seconds between two polls
+PATIENCE = 0.2  #: seconds to wait for the record of complete work
 CUDA_ERROR_NOT_READY = 600
 
 
@@ -62,7 +68,7 @@ class Brought:
         self._done(failed or result, spans, data)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Open:
     """A timed call that is under way. ``first``, ``last``: around it; ``base``: its base event, and that one's time."""
 
@@ -70,6 +76,8 @@ class _Open:
     last: Any
     base: tuple[Any, int]
     done: TimesDone
+    correlation: int  #: CUPTI's id of it; 0: no record will come
+    complete: float = 0.0  #: when its work was seen to be complete, s; 0: not yet
 
 
 class Timings:
@@ -78,8 +86,9 @@ class Timings:
     A stream's calls end in their order, so only the oldest of each stream is polled, however many are under way.
     """
 
-    def __init__(self, context: Any, engine: Engine) -> None:
-        self._context, self._engine = context, engine
+    def __init__(self, context: Any, engine: Engine, activity: Activity) -> None:
+        self._context, self._engine, self._activity = context, engine, activity
+        self._missing = 0.0  #: since when records have been missing, s; 0: the last one came
         self._changed = threading.Condition()
         self._open: dict[int, deque[_Open]] = {}  #: by the stream's handle
         self._events: list[Any] = []  #: free ones, to be recorded again
@@ -91,7 +100,7 @@ class Timings:
 
     def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
         """Do ``work``, which submits the stream's work; ``done`` gets its times. The stream's context is current."""
-        base, first, last = self._fresh_base(), self._event(), self._event()
+        base, first, last, recorded = self._fresh_base(), self._event(), self._event(), self._activity.record()
         check(driver.cuEventRecord(first, stream), "cuEventRecord")  # again by the engine, where it submits the work
         self._engine.time(int(first), int(last))
         try:
@@ -100,8 +109,9 @@ class Timings:
             taken = self._engine.timed()
         if not taken:
             check(driver.cuEventRecord(last, stream), "cuEventRecord")
+        correlation = self._engine.traced() if taken and recorded else 0
         with self._changed:
-            self._open.setdefault(int(stream), deque()).append(_Open(first, last, base, done))
+            self._open.setdefault(int(stream), deque()).append(_Open(first, last, base, done, correlation))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="cuda-timings", daemon=True)
                 self._thread.start()
@@ -178,7 +188,8 @@ class Timings:
         driver.cuCtxSetCurrent(self._context)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._open)
+                while not self._changed.wait_for(lambda: self._stopped or self._open, IDLE):
+                    self._activity.rest()
                 if self._stopped:
                     return
                 streams, self._answering = list(self._open.items()), True
@@ -196,13 +207,30 @@ class Timings:
         """Answer the calls of a stream that have ended; returns how many."""
         count = 0
         while calls and int(driver.cuEventQuery(calls[0].last)[0]) != CUDA_ERROR_NOT_READY:
+            found = self._recorded(calls[0])
+            if found is None:
+                break
             call = calls.popleft()
-            result, spans = self._span(call)
+            result, spans = self._span(call, found)
             call.done(result, spans, None)
             count += 1
         return count
 
-    def _span(self, call: _Open) -> tuple[int, Sequence[Span]]:
+    def _recorded(self, call: _Open) -> tuple[int, int] | None:
+        """Return CUPTI's (start, end) of complete work; (0, 0): there is none; None: it may yet come."""
+        if not call.correlation:
+            return 0, 0
+        now = time.monotonic()
+        call.complete = call.complete or now
+        self._activity.collect()
+        found = self._activity.take(call.correlation, call.complete)
+        if found is not None:
+            self._missing = 0.0
+            return found
+        self._missing = self._missing or now
+        return (0, 0) if now - self._missing > PATIENCE else None
+
+    def _span(self, call: _Open, recorded: tuple[int, int]) -> tuple[int, Sequence[Span]]:
         """Return (CUresult, the one span)."""
         event, base = call.base
         try:
@@ -211,5 +239,8 @@ class Timings:
         except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be queried
             return int(getattr(error, "result", 999)), ()
         self._events += [call.first, call.last]
-        start = base + int(after * 1e6)
-        return 0, (Span(CALL, start, start + max(1, int(length * 1e6))),)
+        start, end = recorded
+        if not end:
+            start = base + int(after * 1e6)
+            end = start + int(length * 1e6)
+        return 0, (Span(CALL, start, max(end, start + 1)),)
