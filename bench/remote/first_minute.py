@@ -141,6 +141,7 @@ class FirstMinute:
                 command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, *side.options, *share, "--",
                            "true"]
                 environ = dict(side.pool.environment)
+                environ.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine's GPUs, not of a session's
             running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
         for process in running:

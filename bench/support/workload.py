@@ -163,6 +163,7 @@ def command_of(side: Side, file: str, words: Sequence[str], session: str,
     if side.pool is not None:
         command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", session, *side.options, "--", *command]
         base = dict(side.pool.environment)
+        base.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine's GPUs, not of a session's
     paths = [str(WORKLOADS), *filter(None, [base.get("PYTHONPATH")])]  # what workloads of all rooms share
     return command, {**base, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1",
                      "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
