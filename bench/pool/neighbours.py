@@ -130,7 +130,7 @@ def side(name: str, options: argparse.Namespace, more: dict[str, str]) -> list[d
             LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
         return measure(lambda session, *words: Running(
             [sys.executable, "-m", "rgpu.cli.main", "run", "-q", "--name", session, "--memory", "256MiB", "--compute",
-             "40", "--", sys.executable, PROGRAM, *words],
+             "50", "--", sys.executable, PROGRAM, *words],
             {name: value for name, value in pool.environment.items() if name != "CUDA_VISIBLE_DEVICES"}),
             options.seconds, options.turns)
 

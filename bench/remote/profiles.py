@@ -33,6 +33,7 @@ from tests.gpu.suite.report import environment  # noqa: E402
 
 NATIVE, REMOTE = "native", "loopback"
 WIDTH, LEFT, ROW, FONT = 1200, 190, 22, 12  #: of the picture, pixels
+PIXELS = 2.0  #: width below which boxes cannot be told apart, and have no name
 COLOURS = {"GPU": "#4c8c4a", "CUDA": "#b5651d", "operators": "#35609c"}
 
 
@@ -43,6 +44,19 @@ def differences(native: Mapping[str, Sequence[float]], remote: Mapping[str, Sequ
     return {"kernels": len(native), "launches": [sum(count for count, _ in side.values()) for side in (native, remote)],
             "differing": {name: both for name, both in sorted(counts.items()) if both[0] != both[1]},
             "device_us": times, "ratio": times[1] / times[0] if times[0] else None}
+
+
+def drawn(events: Sequence[tuple[str, str, float, float]], scale: float) -> list[tuple[str, float, float]]:
+    """A row's boxes (name, begin, microseconds), without narrow ones where the last narrow one already is: a step has
+    thousands.
+    """
+    boxes, edge = [], -1.0
+    for _, name, begin, spent in sorted(events, key=lambda event: event[2]):
+        narrow = spent * scale < PIXELS
+        if not narrow or begin * scale >= edge:
+            boxes.append((name, begin, spent))
+            edge = begin * scale + PIXELS if narrow else edge
+    return boxes
 
 
 def picture(events: Sequence[tuple[str, str, float, float]], title: str) -> str:
@@ -59,10 +73,10 @@ def picture(events: Sequence[tuple[str, str, float, float]], title: str) -> str:
         colour = next((shade for begin, shade in COLOURS.items() if row.startswith(begin)), "#777777")
         parts.append(f'<text x="10" y="{y + ROW - 7}">{html.escape(row)}</text>'
                      f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y + ROW + 2}" y2="{y + ROW + 2}" stroke="#dddddd"/>')
-        for _, name, begin, spent in (event for event in events if event[0] == row):
+        for name, begin, spent in drawn([event for event in events if event[0] == row], scale):
+            said = f"<title>{html.escape(name[:120])}: {spent:.1f} us</title>" if spent * scale >= PIXELS else ""
             parts.append(f'<rect x="{LEFT + begin * scale:.1f}" y="{y}" width="{max(0.4, spent * scale):.1f}" '
-                         f'height="{ROW}" fill="{colour}" fill-opacity="0.75"><title>{html.escape(name[:120])}: '
-                         f'{spent:.1f} us</title></rect>')
+                         f'height="{ROW}" fill="{colour}" fill-opacity="0.75">{said}</rect>')
     y = height - ROW
     for tick in range(6):
         x = LEFT + tick * (WIDTH - LEFT - 10) / 5

@@ -41,3 +41,9 @@ def test_a_picture_has_each_event_in_its_row() -> None:
     right = max(float(box.get("x", "0")) + float(box.get("width", "0")) for box in boxes)
     assert right == pytest.approx(profiles.WIDTH - 10, abs=1) and len({box.get("y") for box in boxes}) == 2
     assert profiles.picture([], "nothing").startswith("<svg")
+
+
+def test_narrow_boxes_are_drawn_once_a_place() -> None:
+    events = [("GPU, stream 7", f"short {n}", float(n), 1.0) for n in range(10_000)]
+    boxes = profiles.drawn([*events, ("GPU, stream 7", "long", 5000.5, 900.0)], 0.1)
+    assert len(boxes) == 501 and ("long", 5000.5, 900.0) in boxes

@@ -21,7 +21,7 @@ import structlog
 from rgpu.server.device.cuda.engine import Engine
 
 IDLE = 5.0  #: seconds without a timed call after which it ends to record
-COLLECT = 0.001  #: seconds between two collections of records
+COLLECT = 0.005  #: seconds between two collections of records
 CLOCK_SECONDS = 1.0  #: age at which the offset of its clock is measured again
 CLOCK_TRIES = 5  #: readings of both clocks; the narrowest counts
 ROOM = 4096  #: records fetched at once
@@ -67,6 +67,8 @@ class Activity:
 
     def record(self) -> bool:
         """Record from now on, if this node can; whether it does."""
+        if self._recording and time.monotonic() - self._used < IDLE / 5:
+            return True
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()

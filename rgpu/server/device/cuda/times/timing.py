@@ -8,8 +8,9 @@ between the events and the work itself: about a microsecond. Times are converted
 so a new base is made once the last is a second old.
 
 The GPU waits for an event before it begins the kernel behind it, which the span of a kernel, a memset or a copy on the
-device would include (9 µs on an H200). CUPTI's record of the work replaces that span where this node has CUPTI
-(:mod:`.activity`). A record that has not come ``PATIENCE`` seconds after the work was complete is not waited for.
+device would include (9 µs on an H200). Where this node has CUPTI (:mod:`.activity`) its record says how long the work
+took, and the events bound when. A record that has not come ``PATIENCE`` seconds after the work was complete is not
+waited for.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BASE_WIDTH = 20_000  #: ns between the bounds of a base that is good enough
 BASE_EVENTS = 8  #: for one base at most
 POLL = 0.00005  #: seconds between two polls
 PATIENCE = 0.2  #: seconds to wait for the record of complete work
+AGAIN = 1.0  #: seconds, after one that did not come, in which none is waited for
 CUDA_ERROR_NOT_READY = 600
 
 
@@ -83,14 +85,17 @@ class _Open:
 class Timings:
     """The timed calls of one GPU's context.
 
-    A stream's calls end in their order, so only the oldest of each stream is polled, however many are under way.
+    A stream's calls end in their order, so only the oldest of each stream is polled, however many are under way. Those
+    that have ended wait for their records together, and are answered in the order in which they ended.
     """
 
     def __init__(self, context: Any, engine: Engine, activity: Activity) -> None:
         self._context, self._engine, self._activity = context, engine, activity
-        self._missing = 0.0  #: since when records have been missing, s; 0: the last one came
+        self._missing = 0.0  #: since when the oldest call's record has been missing, s; 0: it is not
+        self._without = 0.0  #: until when no record is waited for, s
         self._changed = threading.Condition()
         self._open: dict[int, deque[_Open]] = {}  #: by the stream's handle
+        self._ended: deque[_Open] = deque()  #: of the watching thread: their records are missing yet
         self._events: list[Any] = []  #: free ones, to be recorded again
         self._base: tuple[Any, int] | None = None  #: (event, ns)
         self._stream: Any = None
@@ -188,29 +193,39 @@ class Timings:
         driver.cuCtxSetCurrent(self._context)
         while True:
             with self._changed:
-                while not self._changed.wait_for(lambda: self._stopped or self._open, IDLE):
+                while not self._changed.wait_for(lambda: self._stopped or self._open or self._ended, IDLE):
                     self._activity.rest()
                 if self._stopped:
                     return
                 streams, self._answering = list(self._open.items()), True
-            answered = sum(self._answer(calls) for _, calls in streams)
+            ended = sum(self._end(calls) for _, calls in streams)
+            answered = self._answer()
             with self._changed:
                 for stream, calls in streams:
                     if not calls:
                         del self._open[stream]
-                self._answering = False
+                self._answering = bool(self._ended)
                 self._changed.notify_all()
-            if not answered:
+            if not ended and not answered:
                 time.sleep(POLL)
 
-    def _answer(self, calls: deque[_Open]) -> int:
-        """Answer the calls of a stream that have ended; returns how many."""
+    def _end(self, calls: deque[_Open]) -> int:
+        """Move a stream's calls that have ended to those that may be answered; returns how many."""
         count = 0
         while calls and int(driver.cuEventQuery(calls[0].last)[0]) != CUDA_ERROR_NOT_READY:
-            found = self._recorded(calls[0])
+            calls[0].complete = time.monotonic()
+            self._ended.append(calls.popleft())
+            count += 1
+        return count
+
+    def _answer(self) -> int:
+        """Answer calls that have ended and whose records came, or will not come; returns how many."""
+        count = 0
+        while self._ended:
+            found = self._recorded(self._ended[0])
             if found is None:
                 break
-            call = calls.popleft()
+            call = self._ended.popleft()
             result, spans = self._span(call, found)
             call.done(result, spans, None)
             count += 1
@@ -220,15 +235,19 @@ class Timings:
         """Return CUPTI's (start, end) of complete work; (0, 0): there is none; None: it may yet come."""
         if not call.correlation:
             return 0, 0
-        now = time.monotonic()
-        call.complete = call.complete or now
         self._activity.collect()
         found = self._activity.take(call.correlation, call.complete)
         if found is not None:
             self._missing = 0.0
             return found
+        now = time.monotonic()
+        if now < self._without:
+            return 0, 0
         self._missing = self._missing or now
-        return (0, 0) if now - self._missing > PATIENCE else None
+        if now - self._missing <= PATIENCE:
+            return None
+        self._missing, self._without = 0.0, now + AGAIN
+        return 0, 0
 
     def _span(self, call: _Open, recorded: tuple[int, int]) -> tuple[int, Sequence[Span]]:
         """Return (CUresult, the one span)."""
@@ -239,8 +258,11 @@ class Timings:
         except Exception as error:  # noqa: BLE001 - after a sticky error nothing can be queried
             return int(getattr(error, "result", 999)), ()
         self._events += [call.first, call.last]
+        first = base + int(after * 1e6)
+        last = first + max(1, int(length * 1e6))
         start, end = recorded
-        if not end:
-            start = base + int(after * 1e6)
-            end = start + int(length * 1e6)
-        return 0, (Span(CALL, start, max(end, start + 1)),)
+        if end:  # CUPTI's clock is not the one of the base: they differ by more than short work takes
+            took = max(1, end - start)
+            first = max(first, min(start, last - took))
+            last = first + took
+        return 0, (Span(CALL, first, last),)

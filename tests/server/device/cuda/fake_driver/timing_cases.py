@@ -104,8 +104,9 @@ def test_it_records_only_while_calls_are_timed(device: Any, cupti: Any, monkeypa
         timed.wait(20, lambda: not cupti.fake_cupti_records())
 
 
-def test_what_is_not_recorded_is_timed_by_events(device: Any, cupti: Any) -> None:
-    """Records that CUPTI lost are waited for once, not for each call."""
+def test_what_is_not_recorded_is_timed_by_events(device: Any, cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that CUPTI lost are waited for now and then, not for each call."""
+    monkeypatch.setattr(timing, "AGAIN", 0.1)
     timed = Timed(device)
     cupti.fake_cupti_lose(1)
     for seq in range(1, 101):
@@ -113,10 +114,24 @@ def test_what_is_not_recorded_is_timed_by_events(device: Any, cupti: Any) -> Non
     assert device.drain(10) and len(timed.told) == 100
     assert RECORDED not in map(timed.length, timed.told)
     cupti.fake_cupti_lose(0)
-    for seq in range(101, 111):
+    seqs = iter(range(101, 1000))
+
+    def recorded_again() -> bool:
+        timed.add_one(seq := next(seqs))
+        return bool(device.drain(20)) and timed.length(seq) == RECORDED
+
+    timed.wait(20, recorded_again)
+
+
+def test_one_collection_serves_many_calls(device: Any, cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "COLLECT", 0.03)
+    collections, collect = [], device._work._engine.activity_collect
+    device._work._engine.activity_collect = lambda *given: collections.append(1) or collect(*given)
+    timed = Timed(device)
+    for seq in range(1, CALLS + 1):
         timed.add_one(seq)
-        assert device.drain(20)
-    assert timed.length(110) == RECORDED
+    assert device.drain(60) and len(timed.told) == CALLS
+    assert set(map(timed.length, timed.told)) == {RECORDED} and len(collections) < CALLS / 3
 
 
 def test_a_kernel_that_does_not_end_holds_up_nobody(device: Any, cupti: Any) -> None:
