@@ -60,8 +60,8 @@ class LocalPool:
             "RGPU_QUIET": "1",  # programs' own stderr is compared
             "RGPU_PAGE_LANES": os.environ.get("RGPU_PAGE_LANES", "2"),  # one, by itself, where there are few processors
         }
-        if "RGPU_SPARES" not in os.environ and (os.cpu_count() or 1) < 8:
-            self.environment["RGPU_SPARES"] = "0"  # on two cores they cost more than they save
+        if "RGPU_SPARES" not in os.environ and ((os.cpu_count() or 1) < 8 or "PYTEST_XDIST_WORKER" in os.environ):
+            self.environment["RGPU_SPARES"] = "0"  # in many pools, or on two cores, they cost too much
 
     def begin_registry(self) -> None:
         """Start the etcd that a sweep asked for; daemons find it in their environment."""
