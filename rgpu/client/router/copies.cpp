@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -104,6 +105,16 @@ CUcontext context_at(Member& member, std::uint64_t address) {
   return context ? context : member.last.load();
 }
 
+// Copies of which the program has not learned yet that they were received.
+struct Underway {
+  const Member *to, *from;
+  std::uint64_t stream, received;  // the receiving call
+  std::uint64_t sent;              // the sending call
+};
+std::mutex underway_lock;  // also held while a journal is told: no other thread goes on before that
+auto& underway = *new std::vector<Underway>;
+std::atomic<std::size_t> underway_count{0};
+
 // The two ends of a copy while it is given to the members.
 class Ends {
  public:
@@ -141,11 +152,18 @@ class Ends {
     Pair& pair = pair_of(to_, from_);
     std::lock_guard guard(pair.lock);
     if (CUresult r = make(pair, to_, from_); r) return r;
+    Underway copy{to_.member, from_.member, 0, 0, 0};
     for (std::size_t at = 0; at < parts.size(); at += kMany) {
       const std::size_t count = std::min(kMany, parts.size() - at);
+      std::uint64_t stream = 0;
       if (CUresult r = give(sending, from_, pair.numbers[1], kSend, &parts[at], count); r) return r;
+      from_.member->table->last_group(&stream, &copy.sent);
       if (CUresult r = give(receiving, to_, pair.numbers[0], kReceive, &parts[at], count); r) return r;
+      to_.member->table->last_group(&copy.stream, &copy.received);
     }
+    std::lock_guard noted(underway_lock);
+    underway.push_back(copy);
+    underway_count.store(underway.size(), std::memory_order_release);
     return CUDA_SUCCESS;
   }
 
@@ -180,6 +198,17 @@ class Ends {
 };
 
 }  // namespace
+
+void received(const Member& member) {
+  if (!underway_count.load(std::memory_order_acquire)) return;
+  std::lock_guard guard(underway_lock);
+  std::erase_if(underway, [&](const Underway& copy) {
+    if (copy.to != &member || !member.table->complete(copy.stream, copy.received)) return false;
+    copy.from->table->complete_here(copy.sent);
+    return true;
+  });
+  underway_count.store(underway.size(), std::memory_order_release);
+}
 
 CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>& pieces, const Line& line) {
   if (pieces.empty()) return CUDA_SUCCESS;

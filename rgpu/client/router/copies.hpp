@@ -24,6 +24,11 @@ CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>
 // The same in the order of the default streams of all contexts concerned; returns when it is done.
 CUresult copy_between_and_wait(const Side& to, const Side& from, const std::vector<Piece>& pieces, bool per_thread);
 
+// The program has learned that calls of that member are complete. Where that says that a copy to it has been received,
+// the journal of the member that sent it notes here that its part is complete: what the program does from now on may
+// overwrite what was sent, and a replay of the sender must not do so while it has still to send it again.
+void received(const Member& member);
+
 // Has `copy` give a copy that concerns the address to a stream of that member, in the order of another's stream.
 CUresult copy_elsewhere(Member& member, std::uint64_t address, const Line& line,
                         const std::function<CUresult(const Line& lane)>& copy);

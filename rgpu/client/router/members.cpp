@@ -17,6 +17,7 @@
 #include <set>
 
 #include "address_ranges.hpp"
+#include "copies.hpp"
 #include "slots.hpp"
 
 extern "C" __attribute__((visibility("default"))) rgpu::RouterFacts rgpu_router_facts;
@@ -40,6 +41,9 @@ std::mutex& loading() {
   const char* text = std::getenv("RGPU_LIST");
   const long told = text ? std::strtol(text, nullptr, 10) : 1;
   rgpu_router_facts.members = static_cast<unsigned>(std::clamp(told, 1l, static_cast<long>(kMost)));
+  rgpu_router_facts.learned = [](unsigned number) {
+    if (const Member* member = loaded(number)) received(*member);
+  };
   rgpu_router_facts.pinned_error = reserve(kPinnedBase, kPinnedSize);
   for (unsigned d = 0; d < kSessionDevices; ++d)
     rgpu_router_facts.device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);

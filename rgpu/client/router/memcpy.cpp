@@ -61,6 +61,7 @@ struct Deferred {
 
 void release_deferred(void* user) {
   const std::unique_ptr<Deferred> work(static_cast<Deferred*>(user));
+  received(*work->line.member);
   work->line.member->table->release(work->token);
 }
 

@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 
+#include "copies.hpp"
+
 namespace rgpu::router {
 namespace {
 
 // Where the report of the event and the stream meet.
 struct Mark {
-  explicit Mark(Member* waits) : holder(waits) { ++holder->waiting; }
+  Mark(Member* waits, const Member& waited) : holder(waits), other(waited) { ++holder->waiting; }
   ~Mark() { --holder->waiting; }
   Mark(const Mark&) = delete;
 
@@ -20,11 +22,13 @@ struct Mark {
   bool complete = false;
   void* held = nullptr;  // the stream's token, once it is there
   Member* const holder;
+  const Member& other;
 };
 using Shared = std::shared_ptr<Mark>;
 
 void event_complete(void* user) {
   const std::unique_ptr<Shared> mark(static_cast<Shared*>(user));
+  received((*mark)->other);
   void* token = nullptr;
   {
     std::lock_guard guard((*mark)->lock);
@@ -63,7 +67,7 @@ CUresult line_of(CUstream stream, bool per_thread, Line& line) {
 
 CUresult wait_for(const Line& line, Member& other, CUevent event) {
   if (CALL(other, cuEventQuery)(event) == CUDA_SUCCESS) return CUDA_SUCCESS;
-  auto mark = std::make_shared<Mark>(line.member);
+  auto mark = std::make_shared<Mark>(line.member, other);
   auto report = std::make_unique<Shared>(mark), there = std::make_unique<Shared>(mark);
   if (CUresult r = other.table->when_recorded(event, event_complete, report.get()); r) return r;
   report.release();

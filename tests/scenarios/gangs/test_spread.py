@@ -73,6 +73,24 @@ def test_its_sessions_are_moved_and_lost(wide: LocalPool, tmp_path: Path, undist
     assert not complaints(staged)
 
 
+def test_two_members_are_lost_and_their_backlogs_overlap(tmp_path: Path, undisturbed: str) -> None:
+    """As after a stall: what one member sends again must not be overwritten before, though the journal of no member
+    but the receiving one contains the wait that forbade it."""
+    with LocalPool(tmp_path, nodes=3, lease=8.0, device="cpu:0,cpu:1") as pool:
+        pool.rgpu("down")
+        pool.environment["RGPU_CATCH_UP"] = "overlap"
+        pool.rgpu("up", "--nodes", "3", "--device", pool.device, "--lease", "8", "--detach", "--no-supervise")
+        staged = Staged(pool, tmp_path, "spread", name="ring", session="ring.4", options=SIX)
+        for gate, names in enumerate((("ring.0", "ring.4"), ("ring.2", "ring.4"), ("ring.0", "ring.2")), 1):
+            staged.reach(gate)
+            for name in names:
+                os.kill(pool.session(name)["worker_pid"], signal.SIGKILL)
+            staged.open(gate)
+        staged.open(4)
+        assert staged.finish() == undisturbed, staged.errors[-20:]
+        assert not complaints(staged)
+
+
 @pytest.mark.parametrize("mode", ["copy", pytest.param("replay", marks=pytest.mark.slow)])
 def test_a_move_while_it_computes(wide: LocalPool, tmp_path: Path, mode: str) -> None:
     """Between gates: copies between hosts are under way. The program checks each device's result itself."""

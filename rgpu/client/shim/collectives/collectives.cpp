@@ -96,6 +96,8 @@ CUresult check_ranges(const Ranges& ranges) {
   return CUDA_SUCCESS;
 }
 
+thread_local std::uint64_t last_stream = 0, last_seq = 0;
+
 // `operations` name their streams by number; `streams` contains each of these once. Nothing is published on an error.
 CUresult publish(Operations& operations, const Ranges& ranges, const std::vector<StreamRef>& streams) {
   if (CUresult r = check_ranges(ranges); r) return r;
@@ -116,6 +118,8 @@ CUresult publish(Operations& operations, const Ranges& ranges, const std::vector
     return r;
   }
   for (const StreamRef& stream : streams) note_work(stream, seq);
+  last_stream = call.stream;
+  last_seq = seq;
   for (ManagedUse& use : managed) use.given(seq);
   return CUDA_SUCCESS;
 }
@@ -206,6 +210,11 @@ CUresult launch_collectives(const CollectivesWork& work, CUstream handle) {
   std::vector<CollectiveOperation> asked = work.operations;
   for (CollectiveOperation& one : asked) one.stream = stream.number;
   return publish(asked, work.ranges, {stream});
+}
+
+void last_group(std::uint64_t* stream, std::uint64_t* seq) {
+  *stream = last_stream;
+  *seq = last_seq;
 }
 
 const CollectivesTable& collectives_table() {

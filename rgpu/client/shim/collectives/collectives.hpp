@@ -45,4 +45,7 @@ struct CollectivesTable {
 
 const CollectivesTable& collectives_table();
 
+// The last group that this thread has published: its first stream's number and its position.
+void last_group(std::uint64_t* stream, std::uint64_t* seq);
+
 }  // namespace rgpu

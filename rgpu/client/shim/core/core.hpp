@@ -239,6 +239,8 @@ void learned(std::uint64_t stream, std::uint64_t seq);
 void learned_on(int device, std::uint64_t seq);
 // Publishes completed(seq) from reserved space: the program has learned of that completion.
 CUresult observed(std::uint64_t seq);
+// The same alone: the routing library, which `observed` tells, knows of it already.
+CUresult note_observation(std::uint64_t seq);
 void flush();  // wakes the agent now (before a NOT_READY answer)
 
 // ---------------------------------------------------------------- text that kernels print

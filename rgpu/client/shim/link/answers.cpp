@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "profile.hpp"
+#include "routed.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -197,11 +198,17 @@ CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> 
   return CUDA_SUCCESS;
 }
 
-CUresult observed(std::uint64_t seq) {
+CUresult note_observation(std::uint64_t seq) {
   wire::Completed call{};
   call.observed = seq;
   Section section(true);
   return section.publish(call);
+}
+
+CUresult observed(std::uint64_t seq) {
+  const CUresult r = note_observation(seq);
+  if (const RouterFacts* router = router_facts(); router && router->learned) router->learned(member_number());
+  return r;
 }
 
 void after_observation() {

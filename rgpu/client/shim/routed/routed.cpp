@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "capturing.hpp"
+#include "collectives.hpp"
 #include "context.hpp"
 #include "device.hpp"
 #include "hostfn.hpp"
@@ -128,6 +129,8 @@ bool registered(const void* address) {
   return place.kind == Place::Kind::registered;
 }
 
+void complete_here(std::uint64_t seq) { note_observation(seq); }
+
 }  // namespace
 
 const RouterFacts* router_facts() { return &rgpu_router_facts; }
@@ -151,7 +154,8 @@ bool of_own_pinned_range(std::uint64_t address) {
 
 const MemberTable& member_table() {
   static const MemberTable table{sizeof(MemberTable), handle_range().first, handle_range().second, member_of,
-                                 session_name, when_recorded, hold, release, registered};
+                                 session_name, when_recorded, hold, release, registered, last_group, complete_on,
+                                 complete_here};
   return table;
 }
 

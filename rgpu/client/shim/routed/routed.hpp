@@ -32,6 +32,9 @@ struct RouterFacts {
   int managing = -1;      // the member that has managed memory: faults of the CPU are handled by one copy
   // Returns the function for a slot of a private table (export_tables.cpp), given the copy's own one.
   const void* (*slot)(unsigned member, unsigned table, std::size_t slot, const void* own) = nullptr;
+  // Called when the program has learned that calls of that member are complete, before it is told, in the thread that
+  // learned it, without a lock.
+  void (*learned)(unsigned member) = nullptr;
 };
 
 // The private tables of which slots are replaced.
@@ -56,6 +59,11 @@ struct MemberTable {
   CUresult (*hold)(CUstream stream, bool per_thread, void (*reached)(void* user, void* token), void* user) = nullptr;
   void (*release)(void* token) = nullptr;
   bool (*registered)(const void* address) = nullptr;  // memory of the CPU that is registered with this member
+  // The last group of collectives that this thread has given: its first stream's number and its position.
+  void (*last_group)(std::uint64_t* stream, std::uint64_t* seq) = nullptr;
+  bool (*complete)(std::uint64_t stream, std::uint64_t seq) = nullptr;  // whether that call is known to be complete
+  // Has a replay wait, at this place of the journal, until that call is complete.
+  void (*complete_here)(std::uint64_t seq) = nullptr;
 };
 
 const MemberTable& member_table();
