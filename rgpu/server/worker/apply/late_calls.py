@@ -26,11 +26,13 @@ class LateCalls:
     """See the module docstring."""
 
     def __init__(self, gates: Gates | None, boundary: Boundary, apply: Callable[[Record], None],
-                 read_ahead: Callable[[float], Any]) -> None:
+                 read_ahead: Callable[[float], Any], complete: Callable[[int], bool]) -> None:
         """Make it. ``gates``: the device's host functions; None: none of its streams ever waits at one.
 
         ``read_ahead(seconds)``: returns the next bytes of the stream of records that arrive within that time.
+        ``complete``: whether an applied call is complete.
         """
+        self._complete = complete
         self._gates, self._boundary, self._apply, self._read_ahead = gates, boundary, apply, read_ahead
         self._under: Under | None = None  #: a call of the driver that did not return yet
 
@@ -41,7 +43,7 @@ class LateCalls:
     def apply(self, record: Record, behind: Any) -> None:
         """Apply such a call. ``behind``: bytes of records that follow it. Raises what applying raises."""
         assert self._gates is not None
-        scanner = DoneScanner(record.seq)
+        scanner = DoneScanner(record.seq, complete=self._complete)
         self._release(scanner.feed(behind))
         until = time.monotonic() + lookahead.PATIENCE
         while self._gates.held and time.monotonic() < until:
@@ -60,7 +62,7 @@ class LateCalls:
 
         ``applied``: the position; the stream begins with that call, or behind it: ``data``.
         """
-        scanner = DoneScanner(applied + 1)
+        scanner = DoneScanner(applied + 1, complete=self._complete)
         self._release(scanner.feed(data))
         self._await(scanner)
         self._boundary.leave()  # a pause may wait for that call, too

@@ -15,7 +15,8 @@ a function that has returned. All work that the program could have seen complete
 by then was applied: the program would have awaited it. In a replay these observations
 stand in the journal (``completed``), so the scan ends at an observation of
 the waiting call or of a later one: when the program ran, the calls in front of it
-had been applied before the function returned.
+had been applied before the function returned. At an observation of an earlier call it
+goes on once that call is complete here, too: the function may have returned because of it.
 """
 
 from __future__ import annotations
@@ -62,13 +63,16 @@ class Gates(Protocol):
 class DoneScanner:
     """Finds ``host_function_done`` in a stream of records that begins with a whole one and is cut anywhere.
 
-    ``position``: the call that waits. ``skip``: bytes in front of that record.
+    ``position``: the call that waits. ``skip``: bytes in front of that record. ``complete``: whether an applied
+    call is complete.
     Bytes that it cannot decode end the scan without an error: the reader that
     applies the stream reports the fault.
     """
 
-    def __init__(self, position: int, skip: int = 0) -> None:
-        self._position = position
+    def __init__(self, position: int, skip: int = 0, complete: Callable[[int], bool] = lambda call: True) -> None:
+        self._position, self._complete = position, complete
+        self._observed = 0  #: the call that has to be complete before the scan goes on
+        self._rest = bytearray()  #: not looked at yet
         self._held = bytearray()  #: of a header, or of a record that is looked at whole
         self._need = HEADER_SIZE
         self._skip = skip  #: bytes to the next record
@@ -76,9 +80,13 @@ class DoneScanner:
 
     def feed(self, data: Any) -> list[int]:
         """Return the host functions whose return is recorded in ``data``."""
-        view, at = memoryview(data).cast("B"), 0
+        if self.waits:
+            self._rest += data
+            return []
+        view, at = memoryview(bytes(self._rest) + bytes(data) if self._rest else data).cast("B"), 0
+        self._rest.clear()
         found: list[int] = []
-        while at < len(view) and not self.ended:
+        while at < len(view) and not self.ended and not self._observed:
             if self._skip:
                 step = min(self._skip, len(view) - at)
                 self._skip -= step
@@ -88,7 +96,17 @@ class DoneScanner:
                 if len(self._held) == self._need:
                     self._look(found)
             at += step
+        if self._observed:
+            self._rest += view[at:]
+            return found + self.feed(b"")
         return found
+
+    @property
+    def waits(self) -> bool:
+        """Whether the scan stands at an observation of a call that is not complete here."""
+        if self._observed and self._complete(self._observed):
+            self._observed = 0
+        return bool(self._observed)
 
     def _look(self, found: list[int]) -> None:
         magic, call, _, seq, _, args_len, payload_len, _, crc = HEADER.unpack_from(self._held)
@@ -106,7 +124,9 @@ class DoneScanner:
             values = decoders.decode(call, args)
             if call == _DONE and values.call < seq:
                 found.append(values.call)
-            self.ended = call == _COMPLETED and values.observed >= self._position
+            if call == _COMPLETED:
+                self.ended = values.observed >= self._position
+                self._observed = 0 if self.ended else values.observed
         self._skip = HEADER_SIZE + padded(args_len) + padded(payload_len) - len(self._held)
         self._held.clear()
         self._need = HEADER_SIZE
@@ -117,13 +137,14 @@ class LookAhead:
 
     ``position``: that call. ``pieces``: bytes read behind it already; ``skip``: bytes of the call at their beginning.
     ``read_ahead(seconds)``: returns the next bytes that arrive within that time, kept to be fed later; None: no link.
-    ``most``: bytes that are scanned at most.
+    ``complete``: whether an applied call is. ``most``: bytes that are scanned at most.
     """
 
     def __init__(self, gates: Gates, position: int, pieces: Iterable[Any], skip: int,
-                 read_ahead: Callable[[float], Any] | None, most: float = math.inf) -> None:
+                 read_ahead: Callable[[float], Any] | None, complete: Callable[[int], bool],
+                 most: float = math.inf) -> None:
         self._gates, self._read_ahead, self._left = gates, read_ahead, most
-        self._scanner = DoneScanner(position, skip)
+        self._scanner = DoneScanner(position, skip, complete)
         self._pieces = pieces
 
     def look(self) -> bool:
@@ -131,8 +152,11 @@ class LookAhead:
         for data in self._pieces:
             self._take(data)
         self._pieces = ()
+        self._take(b"")
         for _ in range(READS):
-            if self._scanner.ended or self._left <= 0 or not self._gates.held or self._read_ahead is None:
+            if self._scanner.ended or self._scanner.waits or self._left <= 0 or not self._gates.held:
+                break
+            if self._read_ahead is None:
                 break
             if not len(data := self._read_ahead(0.0)):
                 break

@@ -272,5 +272,6 @@ class _Wait:
         """Release streams at functions that have returned; True: the journal has this call complete before that."""
         if self._ahead is None:
             pieces = (self._behind, *self._ordering.queued())
-            self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead)
+            self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead,
+                                    self._ordering._device.is_complete)
         return self._ahead.look()

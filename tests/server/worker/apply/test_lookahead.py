@@ -47,6 +47,17 @@ def test_it_ends_at_an_observation_of_the_call_that_waits() -> None:
     assert scanner.feed(stream(19)) == []
 
 
+def test_it_waits_at_an_observation_of_a_call_that_is_not_complete() -> None:
+    """The function behind it may have returned because the program had seen that call complete."""
+    complete: set[int] = set()
+    scanner = DoneScanner(10, complete=complete.__contains__)
+    data = record(11, "host_function_done", call=6) + record(12, "completed", observed=9) + stream(13)
+    assert scanner.feed(data[:-20]) == [6] and scanner.waits
+    assert scanner.feed(data[-20:]) == [] and scanner.waits and not scanner.ended
+    complete.add(9)
+    assert scanner.feed(b"") == [7, 8] and not scanner.waits
+
+
 @given(bit=st.integers(0, 8 * (HEADER_SIZE + 8) - 1))
 def test_a_damaged_record_releases_nothing(bit: int) -> None:
     """Or it is passed over as another call: whatever it says, its stream is not let go by it."""
