@@ -10,13 +10,18 @@ import time
 from pathlib import Path
 
 
+_drawn: set[int] = set()
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port for a server that is started later: none that the system would give to somebody else meanwhile."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(10_000, max(lowest, 10_001))
         with contextlib.suppress(OSError), socket.create_server((host, port)):
-            return port
+            if port not in _drawn or len(_drawn) > 5_000:  # a server of ours may not listen there yet
+                _drawn.add(port)
+                return port
 
 
 class Proxy:
