@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-
 _drawn: set[int] = set()
 
 
