@@ -30,11 +30,11 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
 
 @pytest.mark.parametrize("program", ["spread", "spread_nccl"])
 def test_moved_and_lost(pool: LocalPool, tmp_path: Path, program: str) -> None:
-    staged = Staged(pool, tmp_path, program, name=program.replace("_", "-"),
-                    session=f"{program.replace('_', '-')}.0", options=OPTIONS)
+    name = program.replace("_", "-")
+    staged = Staged(pool, tmp_path, program, name=name, session=f"{name}.0", options=OPTIONS)
     staged.reach(1)
-    other = f"{program.replace('_', '-')}.{HALF}"
-    hosts = {name: pool.session(name)["host"] for name in (staged.name, other)}
+    other = f"{name}.{HALF}"
+    hosts = {one: pool.session(one)["host"] for one in (staged.name, other)}
     assert len(set(hosts.values())) == 2, hosts
     free = next(node["host"] for node in pool.living() if node["host"] not in hosts.values())
     assert pool.rgpu("migrate", other, free)["outcome"] == "committed"

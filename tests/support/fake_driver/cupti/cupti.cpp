@@ -1,4 +1,4 @@
-// A CUPTI for the fake driver: it records launches of kernels, as long as LENGTH, with the numbers that its callback was
+// A CUPTI for the fake driver: it records launches of kernels, kLength long, with the numbers that its callback was
 // told. A test may have it lose records (fake_cupti_lose). It delivers records once no recorded kernel is under way.
 #include <dlfcn.h>
 #include <time.h>

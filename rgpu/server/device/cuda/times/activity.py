@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -107,8 +108,9 @@ class Activity:
                     first, last = self._records.get(work.correlation, (start, end))
                     self._records[work.correlation] = min(first, start), max(last, end)
             self._collected = begun
-            for old in list(self._records)[:max(0, len(self._records) - KEPT)]:
-                del self._records[old]
+            if (over := len(self._records) - KEPT) > 0:
+                for old in list(islice(self._records, over)):
+                    del self._records[old]
 
     def take(self, correlation: int, complete: float) -> tuple[int, int] | None:
         """Return and forget (start, end) of a call's work, ns on the monotonic clock; None while it is not known.
