@@ -37,6 +37,7 @@ class Took(IntEnum):
     NOTHING = 0  #: the time has run out
     PROGRESS = 2  #: a watermark is due
     WOKEN = 3  #: by :meth:`FastPath.wake`
+    TIMES = 4  #: answers of timed calls are complete: :meth:`FastPath.take_times`
 
 
 class FastPath(ApplyPath, Protocol):
@@ -47,6 +48,9 @@ class FastPath(ApplyPath, Protocol):
 
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         """Wait briefly for an answer, in the feeding thread; ends when ``fd`` is readable."""
+
+    def take_times(self) -> list[tuple[int, int, bytes]]:
+        """Take (seq, CUresult, encoded reply) of complete timed calls, many at a time; they have no payload."""
 
     def taken_here(self) -> Piece | None:
         """Return what was taken last by :meth:`take_here`, by other code too (:meth:`functions`)."""

@@ -18,6 +18,7 @@ offset    type    field
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from rgpu.session.errors import Corrupt
 
 CALL, KERNEL, COPY, MEMSET = range(4)  #: kinds: the call itself; nodes of a graph
 
+CLOCK = secrets.randbits(63)  #: names the monotonic clock of this process
 _HEAD = struct.Struct("<QqqII")
 _SPAN = struct.Struct("<IIQ3I3IIIQqqII8x")
 assert _HEAD.size == 32 and _SPAN.size == 88

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ BASE = DEVICE_BASE
 BINARY = b"add_one 12\nslow 4\nwild 0\nwait_flag 8\n.global .b8 counter[64];\n"
 ADD_ONE, SLOW, WILD, WAIT_FLAG = range(4)
 SIZE = 16 << 20  #: bytes of the one allocation
+RECORDED = 12345  #: ns that each kernel takes by the records of the CUPTI of tests
 
 
 def driver() -> Any:
@@ -38,6 +41,16 @@ def device() -> Iterator[CudaDevice]:
     yield device
     device.close()
     driver().fake_reset()
+
+
+@pytest.fixture
+def cupti(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The CUPTI of tests, which the device finds."""
+    path = Path(os.environ["RGPU_ENGINE_DIR"]) / "libcupti.so.13"
+    monkeypatch.setenv("RGPU_CUPTI", str(path))
+    library = ctypes.CDLL(str(path))
+    library.fake_cupti_lose(0)
+    return library
 
 
 class Journal:
@@ -60,6 +73,10 @@ class Journal:
             self("stream_create", stream=18, context=16, flags=1, priority=0),
             self("stream_create", stream=19, context=16, flags=1, priority=0),
             self("event_create", event=20, context=16, flags=2)])
+
+    def timed(self, name: str, **args: Any) -> bytes:
+        """A call with a stream whose times a profiler is to see."""
+        return self("timed", call=BY_NAME[name].id, stream=args["stream"], arguments=decoders.encode_args(name, **args))
 
     def launch(self, function: int, parameters: bytes, stream: int = 18, **changes: Any) -> bytes:
         return self("launch", **{**dict(module=17, function=function, grid_x=1, grid_y=1, grid_z=1, block_x=1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 from collections.abc import Iterable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -23,10 +24,11 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 10
+VERSION = 11
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
+TIMES_SIZE = 1 << 14  #: bytes of answers of timed calls that are taken at once
 _CORRUPT = 3
 _REASONS = ("", "magic", "flags", "length", "sequence", "checksum", "payload checksum", "padding", "gap",
             "observation", "arguments")
@@ -56,7 +58,7 @@ def library_path() -> Path:
 #: functions of the process, not of an engine
 _ACTIVITY: dict[str, tuple[Any, ...]] = {
     "activity_open": (c_int, c_char_p, c_char_p, c_size_t), "activity_record": (c_int, c_int),
-    "activity_collect": (c_size_t, c_void_p, c_size_t), "activity_now": (c_uint64,)}
+    "activity_collect": (None,), "activity_take": (c_int, c_uint32, c_uint64, POINTER(c_uint64), POINTER(c_uint64))}
 
 
 @functools.cache
@@ -74,7 +76,8 @@ def _library() -> ctypes.CDLL:
         "add_stream": (None, e, q, p, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
         "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z, i),
         "printing_launches": (q, e), "allocated": (i, e), "time": (None, e, p, p), "timed": (i, e),
-        "traced": (c_uint32, e), "remove_module": (None, e, q),
+        "traced": (c_uint32, e), "time_base": (None, e, p, p, q, q, i), "take_times": (z, e, p, z),
+        "times_drained": (i, e, q), "answer_reply": (z, p, p), "remove_module": (None, e, q),
         "add_graph": (None, e, q, p, i),
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
@@ -118,6 +121,9 @@ EXCHANGED = ("prompt", "feed", "take_here", "watermark", "release", "error", "in
 GRAPH = 2**64 - 1  #: replaces the module's number where a graph was launched
 
 
+_TIMES = struct.Struct("<QiI")  #: before the reply of a timed call
+
+
 class Engine:
     """See the module docstring. Implements :class:`rgpu.server.fast_path.FastPath`."""
 
@@ -131,6 +137,8 @@ class Engine:
             raise DeviceError(f"the engine does not start: {why.value.decode(errors='replace')}", 999)
         self._step, self._out, self._here = _Step(), _Out(), _Out()
         self._body = ctypes.create_string_buffer(WATERMARK_SIZE)
+        self._reply = ctypes.create_string_buffer(TIMES_SIZE)
+        self._times = ctypes.create_string_buffer(TIMES_SIZE)
         self._frame_size = int(self._lib.rge_frame_size())
 
     def __getattr__(self, name: str) -> Any:
@@ -284,6 +292,16 @@ class Engine:
         """Return what was taken last by :meth:`take_here`, by other code too (:meth:`functions`)."""
         return _piece(self._here)
 
+    def take_times(self) -> list[tuple[int, int, bytes]]:
+        """Take (seq, CUresult, encoded reply) of complete timed calls, many at a time."""
+        size = self._lib.rge_take_times(self._engine, self._times, TIMES_SIZE)
+        data, found, at = ctypes.string_at(self._times, size), [], 0
+        while at < len(data):
+            seq, result, size = _TIMES.unpack_from(data, at)
+            at += _TIMES.size + size
+            found.append((seq, result, data[at - size:at]))
+        return found
+
     def functions(self) -> tuple[int, ...]:
         """Return the addresses of the engine, of its functions :data:`EXCHANGED`, of the step and of the answer taken.
 
@@ -332,7 +350,8 @@ class Engine:
         for seq in numbers[:self._lib.rge_retained(self._engine, numbers, len(numbers))]:
             handle = self._lib.rge_retained_answer(self._engine, seq)
             if handle:
-                found.append((seq, int(self._lib.rge_answer_result(handle)), b"", self.payload(handle)))
+                reply = ctypes.string_at(self._reply, self._lib.rge_answer_reply(handle, self._reply))
+                found.append((seq, int(self._lib.rge_answer_result(handle)), reply, self.payload(handle)))
                 self._lib.rge_release(self._engine, handle)
         return found
 

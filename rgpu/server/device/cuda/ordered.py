@@ -123,7 +123,8 @@ class OrderedWork:
 
     def drain(self, seconds: float) -> bool:
         """Whether all work completed within ``seconds``, and each GPU's timed calls were answered within as many."""
-        return bool(self._engine.drain(int(seconds * 1e9))) and all(
+        until = int(seconds * 1e9)
+        return bool(self._engine.drain(until)) and bool(self._engine.times_drained(until)) and all(
             timings.drain(seconds) for timings in self._timings.values())
 
     def stop(self) -> None:

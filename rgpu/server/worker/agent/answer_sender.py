@@ -161,6 +161,8 @@ class AnswerSender:
                     within = False  # it releases the answer's lock when it fails
                     self._send_piece(fast, taken)
                     within = taken.more
+                elif taken is Took.TIMES:
+                    self._send_times(fast)
                 elif taken is Took.PROGRESS:
                     with self._order:
                         self._send_watermark()
@@ -260,6 +262,18 @@ class AnswerSender:
             if last:
                 self._answer.release()
             release()
+
+    def _send_times(self, fast: FastPath) -> None:
+        """Send the answers of timed calls, many in one write, with a watermark ahead of them."""
+        with self._answer:  # not between the pieces of another answer
+            messages = []
+            for seq, result, reply in fast.take_times():
+                if result:
+                    self._runtime.judge(result)
+                self._runtime.answering(seq)
+                messages.append(_LAST + ANSWER_HEAD_LAYOUT.pack(seq, result, self._sticky(result), len(reply)) + reply)
+            with self._order:
+                self._connection.send_whole(*self._before_an_answer(fast), *messages)
 
     def _before_an_answer(self, fast: FastPath) -> list[bytes]:
         """Return the watermark that precedes an answer; printed text is sent at once."""

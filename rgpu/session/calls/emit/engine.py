@@ -5,7 +5,7 @@ from __future__ import annotations
 from rgpu.session.calls.emit.types import BANNER
 from rgpu.session.calls.emit.wire import camel, record_layout, struct_fields
 from rgpu.session.calls.hot import HOT
-from rgpu.session.calls.wire import CALLS, FIRST_HANDLE, Answer, Call
+from rgpu.session.calls.wire import BY_NAME, CALLS, FIRST_HANDLE, Answer, Call
 
 _HEAD = """#pragma once
 
@@ -45,7 +45,7 @@ def _switch(name: str, doc: str, calls: list[Call]) -> str:
 def hot_calls() -> str:
     """Make the text of hot_calls.hpp."""
     head = _HEAD.replace("@FIRST@", str(FIRST_HANDLE))
-    return (BANNER + head + record_layout() + "".join(_decoder(call) for call in HOT)
+    return (BANNER + head + record_layout() + "".join(_decoder(call) for call in (*HOT, BY_NAME["timed"]))
             + _switch("hot", "Applied by the engine itself.", list(HOT))
             + _switch("awaited", "The program waits for the answer.",
                       [call for call in CALLS if call.answer is not Answer.ASYNC])

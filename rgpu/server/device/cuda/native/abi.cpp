@@ -2,15 +2,15 @@
 #include <cstring>
 #include <new>
 
-#include "activity.hpp"
 #include "engine.hpp"
+#include "times/activity.hpp"
 
 #define RGPU_API extern "C" __attribute__((visibility("default")))
 
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 10; }
+RGPU_API int rge_version() { return 11; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -55,10 +55,15 @@ RGPU_API int rge_activity_open(const char *path, char *error, size_t size) {
     return why.empty();
 }
 RGPU_API int rge_activity_record(int on) { return rgpu::activity::record(on); }
-RGPU_API size_t rge_activity_collect(rgpu::activity::Work *out, size_t room) {
-    return rgpu::activity::collect(out, room);
+RGPU_API void rge_activity_collect() { rgpu::activity::collect(); }
+RGPU_API int rge_activity_take(uint32_t correlation, uint64_t complete, uint64_t *start, uint64_t *end) {
+    return rgpu::activity::take(correlation, complete, start, end);
 }
-RGPU_API uint64_t rge_activity_now() { return rgpu::activity::now(); }
+RGPU_API void rge_time_base(Engine *e, void *context, void *event, uint64_t ns, uint64_t clock, int recorded) {
+    e->time_base(context, {event, ns, recorded != 0}, clock);
+}
+RGPU_API size_t rge_take_times(Engine *e, uint8_t *out, size_t room) { return e->take_times(out, room); }
+RGPU_API int rge_times_drained(Engine *e, uint64_t ns) { return e->times_drained(ns); }
 RGPU_API int rge_allocated(Engine *e) { return e->allocated(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
 RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int traits) {
@@ -130,6 +135,7 @@ RGPU_API size_t rge_retained(Engine *e, uint64_t *seqs, size_t size) { return e-
 RGPU_API rgpu::Answer *rge_retained_answer(Engine *e, uint64_t seq) { return e->retained_answer(seq); }
 
 RGPU_API int rge_answer_result(rgpu::Answer *answer) { return answer->result; }
+RGPU_API size_t rge_answer_reply(rgpu::Answer *answer, uint8_t *out) { return rgpu::write_times(*answer, out); }
 RGPU_API size_t rge_answer_pieces(rgpu::Answer *answer) { return answer->pieces.size(); }
 RGPU_API const uint8_t *rge_answer_piece(rgpu::Answer *answer, uint32_t index, uint64_t *size) {
     *size = answer->pieces[index];

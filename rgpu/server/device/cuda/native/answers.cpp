@@ -14,14 +14,17 @@ constexpr uint64_t kWatermarkInterval = 500'000;  // ns between two watermarks t
 }
 
 // The caller holds the mutex, and a reference that it drops.
-Answer *Engine::expect(uint64_t seq, bool callback) {
+Answer *Engine::expect(uint64_t seq, bool callback, bool timed) {
     auto *answer = new Answer;
     answer->seq = seq;
     answer->callback = callback;
     answer->references = 1;
     if (callback) return answer;
-    ++awaiting_;
-    awaited_since_ = now_ns();
+    if (!timed) {
+        ++awaiting_;
+        awaited_since_ = now_ns();
+    }
+    answer->timed = timed;
     observed(seq);  // a replay's answer replaces the one before
     answer->retained = true;
     retained_[seq] = answer;
@@ -56,6 +59,10 @@ void Engine::queue_piece(Answer *answer, uint32_t index) {
 void Engine::finish(Answer *answer, CUresult result) {
     answer->result = error() ? error() : result;
     answer->done = true;
+    if (answer->timed) {
+        if (answer->retained) queue_times(answer);
+        return;
+    }
     if (answer->result) answer->pieces.clear();
     if (answer->callback) {
         ++answer->references;
@@ -72,6 +79,11 @@ void Engine::act(Action &action, CUresult result) {
     switch (action.kind) {
         case Action::slot: staging_.give_slot(action.staged); return;
         case Action::frame: staging_.give_frame(action.from); return;
+        case Action::time:
+            action.timed->complete = now_ns();
+            ended_.push_back(action.timed);
+            if (ended_.size() == 1) times_.notify_one();
+            return;
         case Action::wait:
             if (--answer->waits == 0) finish(answer, result);
             break;
@@ -113,6 +125,10 @@ void Engine::attach() {
     attached_ = true;
     woken_ = false;
     for (auto &[seq, answer] : retained_) {
+        if (answer->timed) {
+            if (answer->done) queue_times(answer);
+            continue;
+        }
         if (answer->done && answer->pieces.empty()) queue_piece(answer, 0);
         for (uint32_t index = 0; index < answer->arrived && index < answer->pieces.size(); ++index)
             queue_piece(answer, index);
@@ -129,6 +145,7 @@ void Engine::forget_queue() {
     auto old = std::move(queue_);
     queue_.clear();
     for (auto &[answer, index] : old) drop(answer);
+    for (Answer *answer : std::exchange(times_queue_, {})) drop(answer);
     if (leaving_now_) drop(std::exchange(leaving_now_, nullptr));
 }
 
@@ -174,6 +191,10 @@ void Engine::take(Out &out, uint64_t timeout_ns) {
             return;
         }
         if (pop(out)) return;
+        if (!times_queue_.empty() && !leaving_now_) {
+            out.took = static_cast<int>(Took::times);
+            return;
+        }
         const uint64_t now = now_ns();
         const uint64_t due = last_watermark_ + kWatermarkInterval;
         // The last watermark may have been made after a call's completion but before it counted as applied: then no
@@ -258,7 +279,9 @@ void Engine::stop() {
     out_.notify_all();
     callback_.notify_all();
     busy_.notify_all();
+    times_.notify_all();
     if (poller_.joinable()) poller_.join();
+    if (timer_.joinable()) timer_.join();
 }
 
 size_t Engine::retained(uint64_t *seqs, size_t size) {

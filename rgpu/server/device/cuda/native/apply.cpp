@@ -500,6 +500,9 @@ void Engine::close() {
     for (auto &[context, events] : spare_)
         for (CUevent event : events) driver_.event_destroy(event);
     spare_.clear();
+    for (auto &[context, events] : spare_timing_)
+        for (CUevent event : events) driver_.event_destroy(event);
+    spare_timing_.clear();
     for (auto &[data, size] : windows_) driver_.host_unregister(const_cast<uint8_t *>(data));
     windows_.clear();
     staging_.close();

@@ -93,6 +93,7 @@ static_assert(sizeof(Copy2D) == 128);
     X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                                \
     X(event_record, "cuEventRecord", (CUevent, CUstream))                                                           \
     X(event_query, "cuEventQuery", (CUevent))                                                                       \
+    X(event_elapsed, "cuEventElapsedTime", (float *, CUevent, CUevent))                                             \
     X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                        \
     X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                                                    \
     X(host_free, "cuMemFreeHost", (void *))                                                                         \

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "activity.hpp"
+#include "times/activity.hpp"
 #include "driver.hpp"
 #include "engine_steps.hpp"
 #include "records.hpp"
@@ -52,19 +52,42 @@ struct Answer {
     bool retained = false;         // until completed(seq)
     bool callback = false;         // for Python, not for the link
     bool done = false;
+    bool timed = false;            // of a call that a profiler times, which no thread waits for: the four below
+    uint64_t clock = 0, received = 0, answered = 0;  // as in rgpu/session/objects/spans.py
+    uint64_t began = 0, ended = 0;                   // when the device worked on it, ns of CLOCK_MONOTONIC
     size_t longest = kPiece;       // of its pieces
 
     uint8_t *piece(uint32_t index) const { return buffer.data + index * (longest + kHeadroom) + kHeadroom; }
 };
 
+// A base of times: an event, and when the device reached it (rgpu/server/device/cuda/times/timing.py).
+struct TimeBase {
+    CUevent event = nullptr;
+    uint64_t ns = 0;
+    bool recorded = false;  // CUPTI records
+};
+
+struct TimedCall {  // that this engine applied (times/timed.cpp)
+    Answer *answer;
+    TimeBase base;
+    CUcontext context;
+    CUevent first, last;   // around its work
+    uint32_t correlation;  // CUPTI's id of it; 0: no record will come
+    uint64_t complete;     // when its work was seen to be complete, ns
+};
+
 struct Action {  // due when its stream has reached the tick
-    enum Kind : uint8_t { slot, frame, piece, wait } kind;
+    enum Kind : uint8_t { slot, frame, piece, wait, time } kind;
     uint64_t tick;
     Slot staged{};
     Frame *from = nullptr;
     Answer *answer = nullptr;
     uint32_t index = 0;
+    TimedCall *timed = nullptr;
 };
+
+inline constexpr size_t kTimes = 124;  // longest reply of a timed call, bytes
+size_t write_times(const Answer &answer, uint8_t *out);  // its reply; returns its bytes
 
 struct Launched {  // which kernel it was: for reports of waits that timed out
     uint64_t seq = 0, module = 0;
@@ -172,6 +195,13 @@ class Engine {
     bool timed() { return !std::exchange(timed_, {}).first; }
     // CUPTI's correlation id of the call that was timed last; 0: none is known.
     uint32_t traced() { return std::exchange(traced_, 0); }
+    // -- timed calls (times/timed.cpp) ------------------------------------------
+    // Times are measured from it for a second; then Python applies the next timed call, and makes a new one.
+    void time_base(CUcontext context, TimeBase base, uint64_t clock);
+    // After Took::times: (u64 seq, i32 result, u32 bytes of the reply, reply) for each answer; returns the bytes written.
+    size_t take_times(uint8_t *out, size_t room);
+    bool times_drained(uint64_t timeout_ns);  // whether all are answered
+
     bool allocated() const { return allocated_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
     bool remove_range(CUdeviceptr address);
@@ -260,6 +290,11 @@ class Engine {
     Came process(const RecordView &view, Step &step, Bad &bad);
     Outcome apply_hot(const RecordView &view, Bad &bad);
     bool streams_payload(uint16_t call) const;
+    bool timed_here(const RecordView &view, RecordView &inner);
+    Outcome apply_timed(const RecordView &inner, Bad &bad);
+    CUevent timing_event(CUcontext context);
+    void time_calls();
+    bool settle(TimedCall &timed);
     void hand_over(const RecordView &view, Step &step);
 
     // apply.cpp
@@ -326,7 +361,8 @@ class Engine {
     void measure(size_t completed);
 
     // answers.cpp
-    Answer *expect(uint64_t seq, bool callback);
+    Answer *expect(uint64_t seq, bool callback, bool timed = false);
+    void queue_times(Answer *answer);
     void finish(Answer *answer, CUresult result);
     void queue_piece(Answer *answer, uint32_t index);
     void drop(Answer *answer);
@@ -380,6 +416,16 @@ class Engine {
         driver_.event_record(last, stream);
         return result;
     }
+    std::unordered_map<CUcontext, TimeBase> bases_;  // the applying thread's
+    uint64_t clock_ = 0;
+    std::unordered_map<CUcontext, std::vector<CUevent>> spare_timing_;
+    std::deque<TimedCall *> ended_;     // their records may be missing yet
+    std::deque<Answer *> times_queue_;  // to be taken
+    size_t timed_open_ = 0;             // not answered
+    uint64_t missing_since_ = 0;        // since when the oldest one's record has been missing, ns; 0: it is not
+    uint64_t without_until_ = 0;        // until when no record is waited for, ns
+    std::condition_variable times_;
+    std::thread timer_;                 // started with the first timed call
     std::atomic<bool> allocated_{false};  // a kernel that may allocate was launched
     uint64_t bugs_ = 0, bug_seq_ = 0;
     int bug_result_ = 0;

@@ -32,7 +32,7 @@ struct Step {
     uint64_t waited;  // ns that feed() has waited for work of the device so far: not inside the driver
 };
 
-enum class Took : int { nothing = 0, answer = 1, progress = 2, woken = 3 };
+enum class Took : int { nothing = 0, answer = 1, progress = 2, woken = 3, times = 4 };
 
 struct Out {
     int32_t took;

@@ -96,7 +96,10 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         return Came::all;
     }
     begun_->store(header.seq, std::memory_order_relaxed);
-    bool own = wire::hot(header.call) && !pass_all_;
+    RecordView inner;
+    const bool timed = timed_here(view, inner);
+    const RecordView &work = timed ? inner : view;
+    bool own = (wire::hot(header.call) && !pass_all_) || timed;
     if (header.call == wire::Completed::id) {
         wire::Completed call;
         if (!call.read(view.args, header.args_len)) {
@@ -115,7 +118,7 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         return Came::record;
     }
     if (ordered_.load(std::memory_order_acquire)) {
-        if (uint64_t to; work_of(view, to)) {
+        if (uint64_t to; work_of(work, to)) {
             const int turn = in_order(to, kTurn);
             if (turn < 0) return Came::interrupted;
             if (!turn) {
@@ -124,20 +127,21 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
                 return Came::waiting;
             }
         }
-    } else if (uint64_t to; behind(view, to)) {
+    } else if (uint64_t to; behind(work, to)) {
         hand_over(view, step);
         step.stream = to;
         return Came::behind;
-    } else if (!stay_close(view)) {
+    } else if (!stay_close(work)) {
         return Came::interrupted;
     }
-    switch (apply_hot(view, bad)) {
+    switch (timed ? apply_timed(inner, bad) : apply_hot(view, bad)) {
         case Outcome::interrupted: return Came::interrupted;
         case Outcome::opened: return Came::all;
         case Outcome::ahead:
             hand_over(view, step);
             return Came::ahead;
-        case Outcome::handed:  // no awaited call
+        case Outcome::handed:
+            if (timed) foreign_.insert(header.seq);  // else no awaited call
             hand_over(view, step);
             return Came::record;
         case Outcome::applied: break;

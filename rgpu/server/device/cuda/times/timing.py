@@ -11,6 +11,10 @@ The GPU waits for an event before it begins the kernel behind it, which the span
 device would include (9 µs on an H200). Where this node has CUPTI (:mod:`.activity`) its record says how long the work
 took, and the events bound when. A record that has not come ``PATIENCE`` seconds after the work was complete is not
 waited for.
+
+Most timed calls never come here: while a base is fresh the engine applies them and measures them in the same way
+(``native/times/timed.cpp``). This is for the first of each second, and for calls with a payload or with bytes in their
+answer.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from rgpu.checkpoint.device import TimesDone
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.times.activity import IDLE, Activity
-from rgpu.session.objects.spans import CALL, Span
+from rgpu.session.objects.spans import CALL, CLOCK, Span
 
 BASE_SECONDS = 1.0  #: maximum age
 BASE_WIDTH = 20_000  #: ns between the bounds of a base that is good enough
@@ -105,7 +109,8 @@ class Timings:
 
     def around(self, stream: Any, work: Callable[[], None], done: TimesDone) -> None:
         """Do ``work``, which submits the stream's work; ``done`` gets its times. The stream's context is current."""
-        base, first, last, recorded = self._fresh_base(), self._event(), self._event(), self._activity.record()
+        recorded = self._activity.record()
+        base, first, last = self._fresh_base(recorded), self._event(), self._event()
         check(driver.cuEventRecord(first, stream), "cuEventRecord")  # again by the engine, where it submits the work
         self._engine.time(int(first), int(last))
         try:
@@ -135,13 +140,15 @@ class Timings:
         if self._thread is not None:
             self._thread.join(5)
 
-    def _fresh_base(self) -> tuple[Any, int]:
+    def _fresh_base(self, recorded: bool) -> tuple[Any, int]:
+        """Return (event, ns) of a base, which the engine gets to know. ``recorded``: CUPTI records."""
         if self._base is None or time.monotonic_ns() - self._base[1] > BASE_SECONDS * 1e9:
             if self._stream is None:
                 self._stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING),
                                      "cuStreamCreate")
             event = check(driver.cuEventCreate(0), "cuEventCreate")
             self._base = (event, self._placed(event, *self._bounds(event)))
+            self._engine.time_base(int(self._context), int(event), self._base[1], CLOCK, recorded)
         return self._base
 
     def _bounds(self, event: Any) -> tuple[int, int]:

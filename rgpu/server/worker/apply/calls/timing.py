@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ class TimedCalls:
 
     def __init__(self, device: Device, answers: Answers, perform: Callable[[str, Record, Any], None]) -> None:
         self._device, self._answers, self._perform = device, answers, perform
-        self.clock = secrets.randbits(63)  #: names the clock of this process, by which times are given
 
     def timed(self, record: Record, args: Any) -> None:
         """Apply the inner call, and answer with the times at which the device worked on it.
@@ -40,7 +38,7 @@ class TimedCalls:
 
         def done(result: int, times: Sequence[spans.Span], data: Any) -> None:
             reply = b"" if result else decoders.encode_reply("timed", times=spans.encode(
-                self.clock, received, time.monotonic_ns(), times))
+                spans.CLOCK, received, time.monotonic_ns(), times))
             self._answers.answer(record.seq, result, reply, data)
 
         self._device.timed(record.seq, args.stream, lambda: self._perform(inner.name, work, decoded), done)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import struct
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rgpu.server.device.cuda.times import activity, timing
 from rgpu.session.objects.spans import CALL
-from tests.support.fake_driver.support import ADD_ONE, BASE, BINARY, SIZE, WAIT_FLAG, device
+from tests.support.fake_driver.support import ADD_ONE, BASE, BINARY, RECORDED, SIZE, WAIT_FLAG, cupti, device
 
-__all__ = ["device"]
+__all__ = ["cupti", "device"]
 
 MODULE, STREAMS, CALLS = 17, (18, 19, 20), 300
-RECORDED = 12345  #: ns that each kernel takes by the records of the CUPTI of tests
 
 
 class Timed:
@@ -58,16 +54,6 @@ class Timed:
         while not until():
             assert time.monotonic() < deadline, self.told
             time.sleep(0.01)
-
-
-@pytest.fixture
-def cupti(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The CUPTI of tests, which the device finds."""
-    path = Path(os.environ["RGPU_ENGINE_DIR"]) / "libcupti.so.13"
-    monkeypatch.setenv("RGPU_CUPTI", str(path))
-    library = ctypes.CDLL(str(path))
-    library.fake_cupti_lose(0)
-    return library
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -123,15 +109,12 @@ def test_what_is_not_recorded_is_timed_by_events(device: Any, cupti: Any, monkey
     timed.wait(20, recorded_again)
 
 
-def test_one_collection_serves_many_calls(device: Any, cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "COLLECT", 0.03)
-    collections, collect = [], device._work._engine.activity_collect
-    device._work._engine.activity_collect = lambda *given: collections.append(1) or collect(*given)
-    timed = Timed(device)
+def test_one_collection_serves_many_calls(device: Any, cupti: Any) -> None:
+    timed, before = Timed(device), cupti.fake_cupti_flushes()
     for seq in range(1, CALLS + 1):
         timed.add_one(seq)
     assert device.drain(60) and len(timed.told) == CALLS
-    assert set(map(timed.length, timed.told)) == {RECORDED} and len(collections) < CALLS / 3
+    assert set(map(timed.length, timed.told)) == {RECORDED} and cupti.fake_cupti_flushes() - before < CALLS / 3
 
 
 def test_a_kernel_that_does_not_end_holds_up_nobody(device: Any, cupti: Any) -> None:

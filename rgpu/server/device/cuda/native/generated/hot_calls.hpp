@@ -275,6 +275,19 @@ struct GraphLaunch {
     }
 };
 
+struct Timed {
+    uint16_t call{};
+    uint64_t stream{};
+    Blob arguments{};
+    static constexpr uint16_t id = 160;
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
+        return detail::get(at, end, call) && detail::get(at, end, stream) && detail::get(at, end, arguments) && at == end;
+    }
+};
+
 // Applied by the engine itself.
 inline bool hot(uint16_t id) {
     switch (id) {

@@ -6,26 +6,20 @@
 // the call begins, and records of a context that was made before CUPTI was loaded have the same ids.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace rgpu::activity {
 
-struct Work {  // also rgpu/server/device/cuda/times/activity.py
-    uint32_t correlation, kind;
-    uint64_t start, end;  // ns, on CUPTI's clock
-};
-static_assert(sizeof(Work) == 24);
-
 // Opens the library at that path, once in a process; returns an empty string, or why not.
 std::string open(const char *path);
 // Begins or ends to record. Returns CUPTI's result, 0 for success.
 int record(bool on);
-// Fetches the records of all complete work; returns how many it wrote to `out`, `room` at most; the rest stays.
-size_t collect(Work *out, size_t room);
-// The time on CUPTI's clock, ns; 0 without it.
-uint64_t now();
+// Fetches the records of all complete work, unless that was done 5 ms ago or another thread does it. Any thread may.
+void collect();
+// Gives and forgets when a call's work began and ended, ns of CLOCK_MONOTONIC; false while it is not known.
+// `complete`: when the work was seen to be complete: what was collected before may be only a part of it.
+bool take(uint32_t correlation, uint64_t complete, uint64_t *start, uint64_t *end);
 // Correlation id of the driver call that this thread made last while recording; 0: none since it was asked for.
 uint32_t last_call();
 

@@ -1,11 +1,14 @@
 #include "activity.hpp"
 
 #include <dlfcn.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 namespace rgpu::activity {
@@ -18,6 +21,10 @@ constexpr size_t kCorrelationOfCall = 64;                         // CUpti_Callb
 constexpr size_t kStart = 16, kEnd = 24;                          // of all three records
 constexpr size_t kCorrelationOfKernel = 92, kCorrelationOfCopy = 44;
 constexpr size_t kBuffer = 256 << 10, kAlignment = 8, kMost = 1 << 20;
+constexpr uint64_t kCollect = 5'000'000;    // ns between two collections
+constexpr uint64_t kClock = 1'000'000'000;  // age at which the offset of CUPTI's clock is measured again, ns
+constexpr int kClockTries = 5;              // readings of both clocks; the narrowest counts
+constexpr size_t kKept = 1 << 16;           // calls whose records are kept until they are asked for
 
 struct Functions {
     Result (*subscribe)(void **, void (*)(void *, int, uint32_t, const void *), void *);
@@ -33,8 +40,25 @@ struct Functions {
 std::mutex mutex;  // of `ready`, `recording` and the subscription
 bool ready = false, recording = false;
 void *subscriber = nullptr;
+struct Work {
+    uint32_t correlation;
+    uint64_t start, end;  // ns, on CUPTI's clock
+};
 std::mutex finished_mutex;
 auto &finished = *new std::vector<Work>;  // never destroyed: CUPTI's thread outlives this library's objects
+
+struct Span {
+    uint64_t start, end;  // ns of CLOCK_MONOTONIC
+};
+std::mutex kept_mutex;
+auto &kept = *new std::unordered_map<uint32_t, Span>;  // by correlation id
+auto &kept_order = *new std::deque<uint32_t>;          // oldest first; those that were taken, too
+uint64_t collected = 0;                                // when the last collection began
+
+std::mutex collecting;  // guards the two below
+uint64_t measured = 0;
+int64_t ahead = 0;  // ns that CUPTI's clock is ahead, as measured then
+
 thread_local uint32_t correlation = 0;
 
 template <class Field>
@@ -62,9 +86,30 @@ void filled(void *, uint32_t, uint8_t *buffer, size_t, size_t valid) {
         if (kind != kMemcpy && kind != kMemset && kind != kConcurrentKernel) continue;
         const size_t where = kind == kConcurrentKernel ? kCorrelationOfKernel : kCorrelationOfCopy;
         if (finished.size() >= kMost) finished.clear();  // nobody has asked for long: what is missing is timed by events
-        finished.push_back({field<uint32_t>(at, where), kind, field<uint64_t>(at, kStart), field<uint64_t>(at, kEnd)});
+        finished.push_back({field<uint32_t>(at, where), field<uint64_t>(at, kStart), field<uint64_t>(at, kEnd)});
     }
     std::free(buffer);
+}
+
+uint64_t monotonic() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+void measure_clock(uint64_t now) {
+    if (measured && now - measured <= kClock) return;
+    uint64_t narrowest = ~uint64_t{0};
+    for (int i = 0; i < kClockTries; ++i) {
+        uint64_t there = 0;
+        const uint64_t before = monotonic();
+        cupti.timestamp(&there);
+        const uint64_t after = monotonic();
+        if (after - before >= narrowest) continue;
+        narrowest = after - before;
+        ahead = static_cast<int64_t>(there - (before + after) / 2);
+    }
+    measured = now;
 }
 }  // namespace
 
@@ -99,21 +144,43 @@ int record(bool on) {
         if (const Result result = on ? cupti.enable(kind) : cupti.disable(kind); result && !failed) failed = result;
     recording = on && !failed;
     if (on && failed) cupti.enable_domain(0, subscriber, kDriverDomain);
+    if (recording) return 0;
+    std::lock_guard lock_kept(kept_mutex);
+    kept.clear();
+    kept_order.clear();
     return failed;
 }
 
-size_t collect(Work *out, size_t room) {
+void collect() {
+    std::unique_lock only(collecting, std::try_to_lock);
+    const uint64_t now = monotonic();
+    if (!only || now - collected < kCollect || !ready) return;
     cupti.flush(0);  // without force: only buffers whose work is complete
-    std::lock_guard lock(finished_mutex);
-    const size_t count = std::min(room, finished.size());
-    std::copy_n(finished.begin(), count, out);
-    finished.erase(finished.begin(), finished.begin() + static_cast<ptrdiff_t>(count));
-    return count;
+    measure_clock(now);
+    std::vector<Work> found;
+    {
+        std::lock_guard lock(finished_mutex);
+        found.swap(finished);
+    }
+    std::lock_guard lock(kept_mutex);
+    for (const Work &work : found) {
+        const Span span{work.start - static_cast<uint64_t>(ahead), work.end - static_cast<uint64_t>(ahead)};
+        const auto [at, fresh] = kept.try_emplace(work.correlation, span);
+        if (fresh) kept_order.push_back(work.correlation);
+        at->second = {std::min(at->second.start, span.start), std::max(at->second.end, span.end)};
+    }
+    for (; kept_order.size() > kKept; kept_order.pop_front()) kept.erase(kept_order.front());
+    collected = now;
 }
 
-uint64_t now() {
-    uint64_t time = 0;
-    return !cupti.timestamp || cupti.timestamp(&time) ? 0 : time;
+bool take(uint32_t correlation, uint64_t complete, uint64_t *start, uint64_t *end) {
+    std::lock_guard lock(kept_mutex);
+    const auto found = kept.find(correlation);
+    if (collected <= complete || found == kept.end()) return false;
+    *start = found->second.start;
+    *end = found->second.end;
+    kept.erase(found);
+    return true;
 }
 
 uint32_t last_call() {
