@@ -54,9 +54,14 @@ class CapturedStdout:
         self._punched = 0
 
     @property
+    def written(self) -> int:
+        """Bytes written so far, those that were taken too; those in the C library's buffer are not among them."""
+        return os.fstat(self._fd).st_size
+
+    @property
     def waiting(self) -> int:
-        """Bytes available to :meth:`take`; those in the C library's buffer are not among them."""
-        return os.fstat(self._fd).st_size - self._taken
+        """Bytes available to :meth:`take`."""
+        return self.written - self._taken
 
     def flush(self) -> None:
         """Write out the C library's buffer."""
@@ -144,12 +149,12 @@ class Printed:
                 if self._stopped:
                     return
                 asked = self._asked
-            before = self._stdout.waiting
+            before = self._stdout.written  # not those that wait: another thread may take some meanwhile
             for context, stream in self._streams:
                 self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(context)))
                 self._libcuda.cuStreamSynchronize(ctypes.c_void_p(int(stream)))
                 self._stdout.flush()
-            if self._stdout.waiting == before and self._idle():
+            if self._stdout.written == before and self._idle():
                 for context, _ in self._streams:
                     self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(context)))
                     self._libcuda.cuCtxSynchronize()  # the widest of the calls that print; nothing is left to wait for

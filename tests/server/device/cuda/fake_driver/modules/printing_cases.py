@@ -5,8 +5,10 @@ Each case runs in an interpreter of its own: it gives its standard output away.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +84,19 @@ def ahead_of_the_answer(how: int) -> None:
 @pytest.mark.parametrize("how", [0, 1], ids=["any call that waits", "only cuCtxSynchronize"])
 def test_text_comes_ahead_of_what_tells_that_its_kernel_ran(how: int) -> None:
     fresh.run(ahead_of_the_answer, how)
+
+
+def taken_by_another_thread_meanwhile() -> None:
+    text, synchronised = Printing().device.text, []
+    assert text is not None
+    os.write(1, b"of an earlier kernel\n")
+    text._libcuda = SimpleNamespace(cuCtxSetCurrent=lambda context: 0, cuStreamSynchronize=lambda stream: text.take(64),
+                                    cuCtxSynchronize=lambda: synchronised.append(1))  # type: ignore[assignment]
+    assert text._ask() and synchronised, "what was taken does not hide that nothing was printed"
+
+
+def test_text_is_asked_for_while_another_thread_takes_earlier_text() -> None:
+    fresh.run(taken_by_another_thread_meanwhile)
 
 
 def more_than_a_pipe_holds() -> None:
