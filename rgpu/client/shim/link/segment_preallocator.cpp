@@ -1,5 +1,5 @@
-// Memory of segments, some of it made ahead: touching 64 MiB for the first time takes longer than copying them, so a
-// thread does that before they are needed.
+// Memory of segments, some of it made ahead: touching 64 MiB for the first time takes longer than copying them, so
+// threads do that before they are needed.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "helpers.hpp"
 #include "session.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -18,7 +19,14 @@
 namespace rgpu {
 namespace {
 
-constexpr unsigned MOST_AHEAD = 8;  // bulk segments; doubled whenever none is ready
+constexpr unsigned MOST_AHEAD = 8;    // bulk segments; doubled whenever none is ready
+constexpr unsigned MOST_THREADS = 8;  // one touches 2 to 4 GB/s, and a copy of many segments needs 6 and more
+
+unsigned threads() {
+  return std::max(1u, helpers_wanted("RGPU_SEGMENT_THREADS", MOST_THREADS, [](unsigned processors) {
+    return processors < 8 ? 1u : processors < 16 ? 2u : 4u;
+  }));
+}
 
 bool is_bulk(const Segment& segment) {
   return segment.kind == wire::kSegmentBulk && segment.size == wire::kBulkSegmentSize;
@@ -26,7 +34,7 @@ bool is_bulk(const Segment& segment) {
 
 // Whether another segment is to be made ahead. segments_lock held.
 bool wants_segment(Session& s) {
-  std::uint64_t there = 0;
+  std::uint64_t there = s.preallocating;
   for (const auto& segment_ahead : s.preallocated) there += is_bulk(*segment_ahead);
   return there < s.preallocated_wanted && s.unreleased + there * wire::kBulkSegmentSize < s.facts.journal_limit;
 }
@@ -40,12 +48,14 @@ void* preallocator(void* argument) {
       s.preallocated_low.wait(guard);
       continue;
     }
+    ++s.preallocating;
     guard.unlock();
     auto segment = std::make_unique<Segment>();
     segment->kind = wire::kSegmentBulk;
     segment->size = wire::kBulkSegmentSize;
     const bool made = make_memory(*segment);
     guard.lock();
+    --s.preallocating;
     if (!made) break;  // the thread that needs a segment reports the error
     s.preallocated.push_back(std::move(segment));
   }
@@ -101,10 +111,23 @@ void drop_memory(Segment& segment) {
   segment.fd = -1;
 }
 
+namespace {
+void start_threads(Session& s, unsigned count) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals of the program are handled by its own threads
+  while (count--) {
+    pthread_t thread;
+    if (!::pthread_create(&thread, nullptr, preallocator, &s)) ::pthread_detach(thread);  // otherwise made when needed
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+}  // namespace
+
 std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size) {
   std::lock_guard guard(s.segments_lock);
   const bool bulk = kind == wire::kSegmentBulk && size == wire::kBulkSegmentSize;
-  if (bulk) s.preallocated_low.notify_one();
+  if (bulk) s.preallocated_low.notify_all();
   for (auto it = s.preallocated.begin(); it != s.preallocated.end(); ++it) {
     if ((*it)->kind == kind && (*it)->size == size) {
       auto found = std::move(*it);
@@ -112,17 +135,12 @@ std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::
       return found;
     }
   }
-  if (bulk) s.preallocated_wanted = std::min(std::max(2 * s.preallocated_wanted, 1u), MOST_AHEAD);
+  if (!bulk) return nullptr;
+  if (s.preallocated_wanted == 1) start_threads(s, threads() - 1);  // the second time that none is ready
+  s.preallocated_wanted = std::min(std::max(2 * s.preallocated_wanted, 1u), MOST_AHEAD);
   return nullptr;
 }
 
-void start_preallocator(Session& s) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // signals of the program are handled by its own threads
-  pthread_t thread;
-  if (!::pthread_create(&thread, nullptr, preallocator, &s)) ::pthread_detach(thread);  // otherwise made when needed
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+void start_preallocator(Session& s) { start_threads(s, 1); }
 
 }  // namespace rgpu

@@ -73,6 +73,7 @@ struct Session {
   std::vector<std::unique_ptr<Segment>> preallocated;
   std::uint64_t unreleased = 0;           // bytes used in segments that the agent holds
   std::uint32_t kept_fds = 0;
+  unsigned preallocating = 0;                // segments that are being made ahead
   unsigned preallocated_wanted = 0;          // bulk segments made ahead: 0 before one was needed
   std::condition_variable preallocated_low;  // with segments_lock: one was taken
   std::atomic<std::uint32_t> next_index{0};
@@ -94,7 +95,7 @@ bool make_memory(Segment& segment);
 void drop_memory(Segment& segment);
 // A segment made ahead, or nullptr.
 std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size);
-void start_preallocator(Session& s);  // the thread that makes bulk segments ahead
+void start_preallocator(Session& s);  // what makes bulk segments ahead
 
 CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the reader
 CUresult fetch_list(Session& s);              // LIST, LISTED: the devices of a gang's run; no session
