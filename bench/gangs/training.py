@@ -116,8 +116,10 @@ def killed(pool: LocalPool, name: str, job: Job, steps: int, ranks: int) -> list
 def remote(pool: LocalPool, name: str, line: Sequence[str], options: argparse.Namespace,
            disturb: Callable[[Job], list[dict[str, Any]]] = lambda job: []) -> dict[str, Any]:
     """One run on the pool."""
+    environ = dict(pool.environment)
+    environ.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine's GPUs, not of a session's
     job = Job([sys.executable, "-m", "rgpu.cli.main", "run", "-q", "--name", name, "--ranks", str(options.ranks),
-               "--gpus", f"{0.9 / options.ranks:.2f}", "--memory", options.memory, "--", *line], pool.environment,
+               "--gpus", f"{0.9 / options.ranks:.2f}", "--memory", options.memory, "--", *line], environ,
               options.limit)
     events = disturb(job)
     return {**job.finish(), "events": events}

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import socket
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
-_drawn: set[int] = set()
+MOST = 300  #: ports of one process at a time; those drawn longest ago are given up first
+_drawn: deque[socket.socket] = deque()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port for a server that is started later: none that the system would give to somebody else meanwhile."""
+    """A port for a server that is started later: none that the system would give to somebody else meanwhile.
+
+    It stays this process's, beside other runs of tests, by an abstract socket of that number.
+    """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.SystemRandom().randrange(10_000, max(lowest, 10_001))
-        with contextlib.suppress(OSError), socket.create_server((host, port)):
-            if port not in _drawn or len(_drawn) > 5_000:  # a server of ours may not listen there yet
-                _drawn.add(port)
+        mine = socket.socket(socket.AF_UNIX)
+        try:
+            mine.bind(f"\0rgpu-test-port-{port}")
+            with socket.create_server((host, port)):
+                _drawn.append(mine)
+                if len(_drawn) > MOST:
+                    _drawn.popleft().close()
                 return port
+        except OSError:  # a server of ours may not listen there yet, or another one does
+            mine.close()
 
 
 class Proxy:
