@@ -16,7 +16,7 @@ from bench.chaos.disturb import Deed, Disturber
 from bench.chaos.plan import Plan
 from bench.chaos.pool import ChaosPool
 from bench.chaos.running import Running, first_difference
-from rgpu.session.errors import RgpuError
+from rgpu.session.errors import PoolUnavailable, RgpuError
 from tests.support.processes import state
 
 #: Seconds for which what has its own moment waits until what was asked of the pool before is over.
@@ -24,6 +24,7 @@ CALM = 5.0
 ENDED, GRACE = 5.0, 60.0  #: seconds after which checkpoints of ended sessions go, and what no checkpoint needs
 #: Times its patience that a program has to come to its first step (imports, compilers), and a recovery to its end.
 SLOW = 3.0
+STARTS = 5  #: of a run that no node answers
 SAME, WRONG, LOST, HUNG, LATE = "same", "WRONG", "LOST", "HUNG", "LATE"
 
 
@@ -73,15 +74,20 @@ class SessionRun:
         self._calls: Any = None  #: of its worker
         self._got_on = 0.0  #: when it was last seen to get on
         self._standing: tuple[Any, Any] = (None, None)  #: its epoch and state when they were last asked for
-        full = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory, "--queue", "--",
-                *command]
+        self._command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory,
+                         "--queue", "--", *command]
         alone = {"RGPU_RESIDENT": "off"}  # `rgpu run` is its own agent, which is disturbed
-        self.program = Running(full, {**pool.environment, **environment, **alone}, folder / self.name)
-        self.disturber = Disturber(pool, self.name, self.program.process.pid)
+        self._environment = {**pool.environment, **environment, **alone}
+        self._start()
+
+    def _start(self) -> None:
+        self.program = Running(self._command, self._environment, self.folder / self.name)
+        self.disturber = Disturber(self.pool, self.name, self.program.process.pid)
 
     def run(self) -> Case:
         began = time.monotonic()
         try:
+            self._begin()
             self._disturb()
             self._judge()
         finally:
@@ -101,6 +107,15 @@ class SessionRun:
                 self.pool.ask("session.kill", {"session": self.name})
             self.pool.ask("image.gc", {"keep_last": None, "max_age": None, "ended": ENDED, "grace": GRACE,
                                        "dry_run": False}, timeout=60)
+
+    def _begin(self) -> None:
+        """Wait for its first step. A run that no node answers is started again, as its user would: the plans of other
+        sessions may have ended or frozen every daemon for some seconds."""
+        for _ in range(STARTS - 1):
+            self._until(lambda: bool(self.program.marks))
+            if self.program.alive or self.program.marks or self.program.wait(10) != PoolUnavailable.exit_code:
+                return
+            self._start()
 
     # -- the plan -------------------------------------------------------------------------------
     def _disturb(self) -> None:

@@ -1,0 +1,38 @@
+"""A session of `make chaos` whose run no node answers is started again; any other end is its end."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.chaos.session import STARTS, SessionRun
+from rgpu.session.errors import PoolUnavailable
+
+
+def ended(code: int, marks: int = 0) -> Any:
+    return SimpleNamespace(alive=False, marks=["step"] * marks, wait=lambda seconds: code)
+
+
+def begun(*programs: Any) -> int:
+    """Return how many of the programs were started."""
+    run, left = object.__new__(SessionRun), list(programs)
+    run.case, run.over = SimpleNamespace(verdict=""), threading.Event()  # type: ignore[assignment]
+    run._start = lambda: setattr(run, "program", left.pop(0))  # type: ignore[method-assign]
+    run._start()
+    run._begin()
+    return len(programs) - len(left)
+
+
+UNANSWERED = PoolUnavailable.exit_code
+
+
+@pytest.mark.parametrize("programs, started", [
+    ([ended(UNANSWERED), ended(UNANSWERED), ended(0, 3), ended(0)], 3),
+    ([ended(1), ended(0)], 1),
+    ([ended(UNANSWERED, 5), ended(0)], 1),  # it had begun: that is its end
+    ([ended(UNANSWERED)] * (STARTS + 3), STARTS)])
+def test_only_a_run_that_no_node_answers_is_started_again(programs: list[Any], started: int) -> None:
+    assert begun(*programs) == started
