@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import msgspec
+import structlog
 
 from rgpu.link.data.frames import SealedConnection
 from rgpu.link.data.lanes import WORTH
@@ -48,6 +49,7 @@ LOOK = 0.0002 if len(os.sched_getaffinity(0)) >= 4 else 0.0
 _LAST, _MORE, _AT = bytes([ANSWER, 0]), bytes([ANSWER, 1]), bytes([ANSWER_AT])  #: how a piece of an answer begins
 _WATERMARK = bytes([WATERMARK])
 _encode = msgspec.msgpack.Encoder().encode
+log = structlog.get_logger(__name__)
 
 
 class AnswerSender:
@@ -135,8 +137,8 @@ class AnswerSender:
                     self._connection.send(value[0], value[1])
                 else:
                     due = due or time.monotonic() + WATERMARK_INTERVAL
-        except RgpuError:
-            self._closed.set()
+        except Exception as error:  # noqa: BLE001 - a link on which nothing is sent any more must not stand
+            self._broke(error)
 
     def _send_fast(self) -> None:
         """Send the native path's answers and what Python queued: the thread's loop with a native path."""
@@ -168,11 +170,18 @@ class AnswerSender:
                         self._send_watermark()
                 elif taken is Took.NOTHING:
                     self._give_sign()
-        except RgpuError:
-            self._closed.set()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._broke(error)
         finally:
             if within:
                 self._answer.release()
+
+    def _broke(self, error: Exception) -> None:
+        """End the link, so that the agent attaches anew at once and is sent everything again."""
+        self._closed.set()
+        if not isinstance(error, RgpuError):
+            log.exception("a bug ended the sending of answers: the agent attaches anew", exc_info=error)
+            self._connection.close()
 
     def _give_sign(self) -> None:
         """Send a sign of life, but not where the agent has to act on silence.

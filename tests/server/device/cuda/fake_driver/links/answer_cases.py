@@ -10,6 +10,7 @@ import pytest
 
 from rgpu.server.worker.agent import answer_sender
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from tests.support.eventually import eventually
 from tests.support.fake_driver.support import Agent as AgentEnd
 from tests.support.fake_driver.support import Journal, linked
 
@@ -49,4 +50,20 @@ def test_short_answers_beside_a_long_one(device: Any, journal: Journal, monkeypa
             assert agent.answer(seq) == (0, 0, data)
         for seq in short:
             assert agent.answer(seq) == (0, 0, b"")
+    link.close()
+
+
+def test_a_bug_in_the_sending_ends_the_link_and_loses_no_answer(device: Any, journal: Journal,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, calls = SessionRuntime("s", 1, device), journal.opened() + journal("stream_synchronize", stream=18)
+    with monkeypatch.context() as broken:
+        broken.setattr(device.engine, "take", lambda seconds: 1 / 0)
+        link, connection = linked(runtime)
+        AgentEnd(connection).send(calls)
+        eventually(lambda: connection._closed, "the link stands although nothing is sent any more", 10)
+    link.close()
+    link, connection = linked(runtime)
+    agent = AgentEnd(connection)
+    agent.send(calls)  # those that were applied are skipped
+    assert agent.answer(journal.seq) == (0, 0, b"")
     link.close()
