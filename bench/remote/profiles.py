@@ -2,7 +2,7 @@
 """GPT-2 under torch.profiler, native and remote in turns: the same kernels, as often, for as long? What does it cost?
 
     python bench/remote/profiles.py                    on cuda:0
-    python bench/remote/profiles.py --rounds 3 --picture docs/users/profile.svg
+    python bench/remote/profiles.py --rounds 3 --picture docs/users/pictures/profile.svg
 
 A round is a whole program on each side (bench/workloads/profiled_gpt2.py). Writes DATE-profiles.json to --output ($OUT,
 or bench/results): counts and sums of kernels by side, differences, seconds a step without and with the profiler. The
