@@ -20,7 +20,7 @@ namespace rgpu {
 namespace {
 
 constexpr unsigned MOST_AHEAD = 8;    // bulk segments; doubled whenever none is ready
-constexpr unsigned MOST_THREADS = 8;  // one touches 2 to 4 GB/s, and a copy of many segments needs 6 and more
+constexpr unsigned MOST_THREADS = 8;  // a copy of many segments takes more than one of them touches
 
 unsigned threads() {
   return std::max(1u, helpers_wanted("RGPU_SEGMENT_THREADS", MOST_THREADS, [](unsigned processors) {
