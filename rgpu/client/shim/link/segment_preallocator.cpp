@@ -88,7 +88,8 @@ std::uint8_t* map_touched(int fd, std::size_t size) {
 }  // namespace
 
 bool make_memory(Segment& segment) {
-  int fd = ::memfd_create(segment.kind == wire::kSegmentLog ? "rgpu-log" : "rgpu-bulk", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const char* name = segment.kind == wire::kSegmentLog ? "rgpu-log" : "rgpu-bulk";
+  int fd = ::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return false;
   int failed;
   do failed = ::ftruncate(fd, static_cast<off_t>(segment.size)) ? errno : 0;
