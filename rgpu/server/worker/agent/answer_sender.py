@@ -180,7 +180,7 @@ class AnswerSender:
         """End the link, so that the agent attaches anew at once and is sent everything again."""
         self._closed.set()
         if not isinstance(error, RgpuError):
-            log.exception("a bug ended the sending of answers: the agent attaches anew", exc_info=error)
+            log.error("a bug ended the sending of answers: the agent attaches anew", exc_info=error)
             self._connection.close()
 
     def _give_sign(self) -> None:

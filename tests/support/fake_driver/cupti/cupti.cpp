@@ -22,7 +22,11 @@ std::atomic<bool> calls{false}, kernels{false}, losing{false};
 std::atomic<uint32_t> number{0};
 std::atomic<int> under_way{0}, flushes{0};
 std::mutex mutex;
-auto &records = *new std::vector<std::pair<uint32_t, uint64_t>>;  // (number, start)
+struct Record {
+    uint32_t number;
+    uint64_t start, length;
+};
+auto &records = *new std::vector<Record>;
 
 uint32_t begun() {
     const uint32_t mine = ++number;
@@ -39,7 +43,7 @@ uint32_t begun() {
 void done(uint32_t mine, uint64_t start, uint64_t) {
     if (!losing && kernels) {
         std::lock_guard lock(mutex);
-        records.emplace_back(mine, start);
+        records.push_back({mine, start, kLength});
     }
     --under_way;
 }
@@ -77,6 +81,13 @@ API int cuptiGetTimestamp(uint64_t *time) {
     clock_gettime(CLOCK_REALTIME, &now);
     return *time = static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec), 0;
 }
+// A record of a test's own, which began so many ns ago.
+API void fake_cupti_add(uint32_t number, uint64_t ago, uint64_t length) {
+    uint64_t now;
+    cuptiGetTimestamp(&now);
+    std::lock_guard lock(mutex);
+    records.push_back({number, now - ago, length});
+}
 API int fake_cupti_flushes() { return flushes; }
 API int cuptiActivityFlushAll(uint32_t) {
     ++flushes;
@@ -87,10 +98,10 @@ API int cuptiActivityFlushAll(uint32_t) {
         size_t size, most, used = 0;
         request(&buffer, &size, &most);
         for (; !records.empty() && used + kRecord <= size; used += kRecord) {
-            const auto [mine, start] = records.back();
+            const auto [mine, start, length] = records.back();
             records.pop_back();
             const uint32_t kind = 10;
-            const uint64_t end = start + kLength;
+            const uint64_t end = start + length;
             std::memset(buffer + used, 0, kRecord);
             std::memcpy(buffer + used, &kind, 4);
             std::memcpy(buffer + used + 16, &start, 8);

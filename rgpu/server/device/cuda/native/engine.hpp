@@ -195,6 +195,7 @@ class Engine {
     bool timed() { return !std::exchange(timed_, {}).first; }
     // CUPTI's correlation id of the call that was timed last; 0: none is known.
     uint32_t traced() { return std::exchange(traced_, 0); }
+
     // -- timed calls (times/timed.cpp) ------------------------------------------
     // Times are measured from it for a second; then Python applies the next timed call, and makes a new one.
     void time_base(CUcontext context, TimeBase base, uint64_t clock);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rgpu.server.fast_path import Piece, Took
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.calls import decoders
 from rgpu.session.objects import spans
+from tests.support.eventually import eventually
 from tests.support.fake_driver.support import (
     ADD_ONE,
     BASE,
@@ -29,6 +31,7 @@ from tests.support.fake_driver.support import (
 
 __all__ = ["cupti", "device", "journal"]
 
+NUMBER = 1 << 31  #: correlation ids from here on are no driver call's
 CALLS, INVALID_VALUE, INVALID_HANDLE, ILLEGAL_ADDRESS = 300, 1, 400, 700
 
 
@@ -207,3 +210,43 @@ def test_pieces_of_a_long_answer_stay_together(device: Any, journal: Journal) ->
     for seq in seqs:
         assert agent.answer(seq)[0] == 0
     link.close()
+
+
+class Records:
+    """CUPTI's records as the worker keeps them, with numbers that no driver call has."""
+
+    def __init__(self, device: Any, cupti: Any) -> None:
+        self.activity, self.cupti = device._work._activity, cupti
+        assert self.activity.record()
+        cupti.fake_cupti_add.argtypes = (ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64)
+
+    def collected(self, *given: tuple[int, int, int]) -> None:
+        """Add (number, ns ago, length in ns), and collect them: that is done every 5 ms."""
+        for record in given:
+            self.cupti.fake_cupti_add(*record)
+        flushes = self.cupti.fake_cupti_flushes()
+        eventually(lambda: self.activity.collect() or self.cupti.fake_cupti_flushes() > flushes, "not collected", 5)
+
+
+def test_a_call_has_all_of_its_records_on_our_clock(device: Any, cupti: Any) -> None:
+    records, begun = Records(device, cupti), time.monotonic_ns()
+    records.collected((NUMBER, 9_000_000, 1_000_000), (NUMBER + 1, 5, 6), (NUMBER, 8_500_000, 7_000_000))
+    start, end = records.activity.take(NUMBER, 0.0)
+    assert 7_500_000 <= end - start < 8_900_000, "from the first's begin to the second's end"
+    assert abs(begun - 9_000_000 - start) < 5_000_000
+
+
+def test_records_collected_before_the_work_was_complete_do_not_count(device: Any, cupti: Any) -> None:
+    records = Records(device, cupti)
+    records.collected((NUMBER, 10, 5))
+    complete = time.monotonic()
+    assert records.activity.take(NUMBER, complete) is None
+    records.collected()
+    assert records.activity.take(NUMBER, complete) is not None and records.activity.take(NUMBER, complete) is None
+
+
+def test_records_that_nobody_takes_are_dropped(device: Any, cupti: Any) -> None:
+    records = Records(device, cupti)
+    records.collected((NUMBER, 10, 5))
+    records.collected(*((NUMBER + 1 + number, 10, 5) for number in range(1 << 16)))
+    assert records.activity.take(NUMBER, 0.0) is None and records.activity.take(NUMBER + (1 << 16), 0.0) is not None

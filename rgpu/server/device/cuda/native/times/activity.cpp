@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -37,8 +38,9 @@ struct Functions {
     Result (*next)(uint8_t *, size_t, uint8_t **);
     Result (*timestamp)(uint64_t *);
 } cupti;
-std::mutex mutex;  // of `ready`, `recording` and the subscription
-bool ready = false, recording = false;
+std::mutex mutex;  // of `recording` and the subscription
+std::atomic<bool> ready{false};
+bool recording = false;
 void *subscriber = nullptr;
 struct Work {
     uint32_t correlation;
@@ -53,9 +55,9 @@ struct Span {
 std::mutex kept_mutex;
 auto &kept = *new std::unordered_map<uint32_t, Span>;  // by correlation id
 auto &kept_order = *new std::deque<uint32_t>;          // oldest first; those that were taken, too
-uint64_t collected = 0;                                // when the last collection began
+uint64_t collected = 0;                                // when the last collection began; written with both locks
 
-std::mutex collecting;  // guards the two below
+std::mutex collecting;  // also guards the two below
 uint64_t measured = 0;
 int64_t ahead = 0;  // ns that CUPTI's clock is ahead, as measured then
 

@@ -4,6 +4,8 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 
 #include "engine.hpp"
 
