@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from rgpu.server.worker.agent import answer_sender
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.session.errors import LinkError
 from tests.support.eventually import eventually
 from tests.support.fake_driver.support import Agent as AgentEnd
 from tests.support.fake_driver.support import Journal, linked
@@ -59,7 +61,8 @@ def test_a_bug_in_the_sending_ends_the_link_and_loses_no_answer(device: Any, jou
     with monkeypatch.context() as broken:
         broken.setattr(device.engine, "take", lambda seconds: 1 / 0)
         link, connection = linked(runtime)
-        AgentEnd(connection).send(calls)
+        with contextlib.suppress(LinkError):  # the link may be gone before: nothing is sent on it, whatever comes
+            AgentEnd(connection).send(calls)
         eventually(lambda: connection._closed, "the link stands although nothing is sent any more", 10)
     link.close()
     link, connection = linked(runtime)
