@@ -73,6 +73,9 @@ class FastPath(ApplyPath, Protocol):
     def area(self) -> tuple[int, int, int] | None:
         """The memory of most pieces, for another process to map: (memfd, address in this process, bytes)."""
 
+    def share_area(self, on: bool) -> None:
+        """Note whether the other process reads answers there: copies of up to 1 MiB are then answered in one piece."""
+
     def pin(self, address: int, size: int) -> bool | None:
         """Pin memory of another process: feed() gives it to the device without a copy. None: the device is busy.
 

@@ -59,6 +59,8 @@ class SameHost:
         self._waiting: deque[tuple[int, int, int, int]] = deque()  #: messages that the socket did not take yet
         self.named_bytes = 0  #: of payloads that were named and not sent
         self.refused = ""  #: why the worker could not map some memory
+        self.changes = 0  #: of what :meth:`nameable` returns
+        self._tight = True  #: that depends on the holds
 
     # -- attachments --------------------------------------------------------------------
     def attached(self, link: HostLink) -> None:
@@ -68,6 +70,7 @@ class SameHost:
         self._worker, self._link = link.worker, link if link.channel is not None else None
         self._offered.clear()
         self._mapped.clear()
+        self.changes += 1
         self._waiting.clear()
         self._journal.walker.mappings.gone.clear()
         if self._link is not None:
@@ -77,6 +80,7 @@ class SameHost:
     def detached(self) -> None:
         """Note that the connection was closed; memory that the worker may still read stays held."""
         self._link = None
+        self.changes += 1
 
     def fileno(self) -> int:
         """File descriptor of the channel; -1: there is none."""
@@ -98,6 +102,7 @@ class SameHost:
             os.close(message.fd)
         if message.kind == MAPPED and message.number in self._offered:
             self._mapped.add(message.number)
+            self.changes += 1
         elif message.kind == REFUSED:
             self.refused = message.data.decode("utf-8", "replace")
             log.warning("the worker cannot map a segment: its bytes go over TCP", session=self._session,
@@ -112,6 +117,7 @@ class SameHost:
             self._closing(self.fileno())
             self._link.close()
         self._link = None
+        self.changes += 1
 
     # -- memory ---------------------------------------------------------------------------
     def announce(self, segment: Segment) -> None:
@@ -130,6 +136,7 @@ class SameHost:
             self._waiting.extend((DROP, number, 0, -1) for number in gone if number in self._offered)
             self._waiting = deque(item for item in self._waiting if item[0] != MEMORY or item[1] not in gone)
             self._mapped.difference_update(gone)
+            self.changes += 1
             self._offered.difference_update(gone)
         gone.clear()
         try:
@@ -164,6 +171,28 @@ class SameHost:
         link.send_calls_at(before, memory.number, offset, length)
         return sum(len(buffer) for buffer in before) + length
 
+    def nameable(self) -> list[Segment]:
+        """Return the segments in which other code may name payloads of ``memcpy_h2d``, and report it to
+        :meth:`named`."""
+        bulks = self._journal.walker.bulks.values() if self._link is not None else ()
+        found = [one for one in bulks if one.memory is not None and one.memory.number in self._mapped]
+        others = [one for one in found if one.index not in self._held]
+        room = self._limit - self.held
+        self._tight = sum(one.size for one in others) > room
+        if not self._tight:
+            return found
+        allowed = [one for one in found if one.index in self._held]
+        for one in others:
+            if one.size <= room:
+                allowed.append(one)
+                room -= one.size
+        return allowed
+
+    def named(self, seq: int, index: int, length: int) -> None:
+        """Note that other code has named a payload of call ``seq`` in a segment that :meth:`nameable` returned."""
+        self._hold(seq, self._journal.walker.bulks[index])
+        self.named_bytes += length
+
     def _may_name(self, run: ExternalRun, memory: Memory) -> bool:
         if run.call not in NAMED or run.payload[1] < shared.SMALLEST:
             return False
@@ -180,6 +209,7 @@ class SameHost:
         self._held[segment.index] = count + 1
         if not count:
             self.held += segment.size
+            self.changes += self._tight
 
     def _drop(self, segment: Segment) -> None:
         segment.uses -= 1
@@ -187,6 +217,7 @@ class SameHost:
         if not self._held[segment.index]:
             del self._held[segment.index]
             self.held -= segment.size
+            self.changes += self._tight
 
     def complete(self, position: int) -> bool:
         """End the holds of calls ≤ ``position``, which the attached worker reports complete; return True if any ended.

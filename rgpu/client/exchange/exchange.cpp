@@ -10,9 +10,7 @@
 #include <new>
 #include <utility>
 
-#include "data_link.hpp"
 #include "shim_link.hpp"
-#include "wire.hpp"
 
 namespace rgpu {
 namespace {
@@ -80,73 +78,146 @@ Exchange::Calls Exchange::ship(Given &given, uint64_t committed, bool due) {
     if (size > kRoom) return Calls::left;
     // What is checked is what is sent: the program may write to the segment meanwhile.
     std::memcpy(records_.data(), given.segment + given.at, size);
-    uint64_t seq = given.seq;
+    uint64_t next = given.seq;
     uint16_t flags = 0;
-    for (size_t at = 0; at < size;) {
-        wire::RecordHeader header;
-        if (size - at < sizeof header) return Calls::left;
-        std::memcpy(&header, records_.data() + at, sizeof header);
-        const uint64_t args = header.args_len, payload = header.payload_len;
-        if (header.magic != wire::kRecordMagic || header.flags & ~wire::kFlagAwaited || header.seq != seq ||
-            args > size || payload > size)
-            return Calls::left;
-        const uint64_t whole = sizeof header + ((args + 7) & ~7ull) + ((payload + 7) & ~7ull);
-        if (whole > size - at) return Calls::left;
-        flags = header.flags;
-        at += whole;
-        ++seq;
-    }
+    if (!examine(given, size, next, flags)) return Calls::left;
     const bool awaited = flags & wire::kFlagAwaited;
     if (!awaited && !due) return Calls::held;
     if (awaited && given.awaited) return Calls::left;  // two threads wait
-    const uint64_t now = now_ns(), since = published_at(given, given.seq, seq - 1, now);
+    const uint64_t now = now_ns(), since = published_at(given, given.seq, next - 1, now);
     if (now - since > kLate) return Calls::left;  // they have piled up
     if (now - given.issued >= kIssuedEvery) {
-        const data_link::Issued issued{now, since, seq - 1};
+        const data_link::Issued issued{now, since, next - 1};
         if (!channel.put(data_link::kIssued, {{&issued, sizeof issued}})) return Calls::left;
         given.issued = now;
     }
-    if (!channel.put(data_link::kCalls, {{&given.stream, sizeof given.stream}, {records_.data(), size}}))
-        return Calls::left;
+    if (!send(given, size)) return Calls::left;
     channel.flush(given.socket);
-    if (awaited) given.awaited = seq - 1;
+    if (awaited) given.awaited = next - 1;
     else plain_ = now;
     given.at = committed;
-    given.seq = seq;
-    given.stream += size;
-    given.shipped += size;
+    given.seq = next;
     given.why |= kShipped;
     return Calls::shipped;
+}
+
+// Finds the payloads to be named. False: a record that is not short, or not valid, or whose payload cannot be named.
+bool Exchange::examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags) {
+    payloads_.clear();
+    for (size_t at = 0; at < size; ++next) {
+        wire::RecordHeader header;
+        if (size - at < sizeof header) return false;
+        std::memcpy(&header, records_.data() + at, sizeof header);
+        const bool external = header.flags == wire::kFlagExternal;
+        const uint64_t args = header.args_len, payload = header.payload_len;
+        if (header.magic != wire::kRecordMagic || (header.flags & ~wire::kFlagAwaited && !external) ||
+            header.seq != next || args > size || (payload > size && !external))
+            return false;
+        const uint64_t tail = external ? sizeof(wire::ExternalPayload) : wire::padded(payload);
+        const uint64_t whole = sizeof header + wire::padded(args) + tail;
+        if (whole > size - at || (external && !place(given, header, at, at + whole))) return false;
+        flags = header.flags;
+        at += whole;
+    }
+    return true;
+}
+
+bool Exchange::place(const Given &given, wire::RecordHeader &header, size_t at, size_t end) {
+    wire::ExternalPayload where;
+    std::memcpy(&where, records_.data() + end - sizeof where, sizeof where);
+    const uint64_t length = header.payload_len;
+    if (header.call != wire::MemcpyH2d::id || length < given.smallest || length % 8 || where.zero ||
+        given.placed_count + payloads_.size() >= kPlaced)
+        return false;
+    const Named *last = given.named + given.named_count;
+    const Named *found = std::find_if(given.named, last, [&](const Named &one) { return one.index == where.segment; });
+    if (found == last || where.offset < sizeof(wire::SegmentHeader) || where.offset > found->size ||
+        length > found->size - where.offset)
+        return false;
+    header.flags = 0;
+    std::memcpy(records_.data() + at, &header, sizeof header);
+    payloads_.push_back({at, end, {0, found->number, 0, where.offset, length}, {header.seq, length, found->index, 0}});
+    return true;
+}
+
+// Seals what was examined: each payload is named in a message of its own, with the records ahead of it.
+bool Exchange::send(Given &given, size_t size) {
+    size_t at = 0;
+    const auto sent = [&given](uint64_t bytes) {
+        given.stream += bytes;
+        given.shipped += bytes;
+    };
+    for (Payload &one : payloads_) {
+        const size_t records = one.end - sizeof(wire::ExternalPayload) - at;
+        one.place.stream = given.stream;
+        if (!channel.put(data_link::kCallsAt, {{&one.place, sizeof one.place}, {records_.data() + at, records}}))
+            return false;
+        sent(records + one.place.length);
+        given.placed[given.placed_count++] = one.placed;
+        at = one.end;
+    }
+    if (at == size) return true;
+    if (!channel.put(data_link::kCalls, {{&given.stream, sizeof given.stream}, {records_.data() + at, size - at}}))
+        return false;
+    sent(size - at);
+    return true;
 }
 
 // Puts the worker's messages into the ring: a watermark, and the one answer that is awaited.
 bool Exchange::pass(Given &given) {
     Message message;
-    for (;;) {
+    while (!(given.why & kInArea)) {
         const Found found = channel.next(message);
         if (found == Found::nothing) return false;
         if (found == Found::foreign || given.count == kPut) return true;
-        if (message.kind == data_link::kWatermark) {
-            wire::WatermarkHead head;
-            if (message.size < sizeof head) return true;
-            std::memcpy(&head, message.body, sizeof head);
-            if (head.error || head.done < given.done ||
-                message.size != sizeof head + head.count * sizeof(wire::StreamMark))
-                return true;
-            if (!publish(given, message.kind, wire::kWatermark, message.body, message.size)) return true;
-            given.done = head.done;
-        } else if (message.kind == data_link::kAnswer) {
-            wire::AnswerHead head;
-            if (!given.awaited || message.size < 1 + sizeof head || message.body[0]) return true;
-            std::memcpy(&head, message.body + 1, sizeof head);
-            if (head.seq != given.awaited || head.reply > message.size - 1 - sizeof head) return true;
-            if (!publish(given, message.kind, wire::kAnswer, message.body, message.size)) return true;
-            given.awaited = 0;
-        } else {
-            return true;
-        }
+        const bool passed = message.kind == data_link::kWatermark  ? pass_mark(given, message)
+                            : message.kind == data_link::kAnswer   ? pass_answer(given, message)
+                            : message.kind == data_link::kAnswerAt ? pass_placed(given, message)
+                                                                   : false;
+        if (!passed) return true;
         channel.take();
     }
+    return false;
+}
+
+bool Exchange::pass_mark(Given &given, const Message &message) {
+    wire::WatermarkHead head;
+    if (message.size < sizeof head) return false;
+    std::memcpy(&head, message.body, sizeof head);
+    if (head.error || head.done < given.done ||
+        message.size != sizeof head + head.count * sizeof(wire::StreamMark) ||
+        !publish(given, message.kind, wire::kWatermark, message.body, message.size))
+        return false;
+    given.done = head.done;
+    return true;
+}
+
+bool Exchange::pass_answer(Given &given, const Message &message) {
+    wire::AnswerHead head;
+    if (!given.awaited || message.size < 1 + sizeof head || message.body[0]) return false;
+    std::memcpy(&head, message.body + 1, sizeof head);
+    if (head.seq != given.awaited || head.reply > message.size - 1 - sizeof head ||
+        !publish(given, message.kind, wire::kAnswer, message.body, message.size))
+        return false;
+    given.awaited = 0;
+    return true;
+}
+
+// A whole answer in the worker's area. Its bytes stay there until the program's next calls are shipped: the Python side
+// sums them before.
+bool Exchange::pass_placed(Given &given, const Message &message) {
+    data_link::PieceAt piece;
+    wire::AnswerHead head;
+    if (!given.awaited || !given.area || message.size != sizeof piece + sizeof head) return false;
+    std::memcpy(&piece, message.body, sizeof piece);
+    std::memcpy(&head, message.body + sizeof piece, sizeof head);
+    if (piece.more || piece.area != given.area || piece.offset > given.area_size ||
+        piece.length > given.area_size - piece.offset || head.seq != given.awaited || head.reply ||
+        !publish(given, message.kind, wire::kAnswerAt, message.body, message.size))
+        return false;
+    given.awaited = 0;
+    given.why |= kInArea;
+    return true;
 }
 
 bool Exchange::publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size) {
@@ -202,7 +273,7 @@ int Exchange::wait(Given &given, int milliseconds) {
 // Several round trips may follow each other in one run, for the books are kept once for all of them.
 void Exchange::run(Given &given) {
     channel.begin(given.channel);
-    given.why = given.count = 0;
+    given.why = given.count = given.placed_count = 0;
     given.shipped = 0;
     held_ = 0;
     const uint64_t begun = now_ns(), end = begun + given.sleep * 1'000'000;
@@ -215,7 +286,7 @@ void Exchange::run(Given &given) {
         if (pass(given)) given.why |= kOthers;
         if (given.count > before && !given.awaited) until = now + given.spin;
         wake(given);
-        if (given.why & (kCallsLeft | kOthers) || channel.unsent()) break;
+        if (given.why & (kCallsLeft | kOthers | kInArea) || channel.unsent()) break;
         // The books are kept where nothing is awaited, but not too late.
         const bool calm = !given.awaited && calls != Calls::shipped;
         if (given.why && (now - begun > (calm ? kBooks : 4 * kBooks) || (calm && given.count > kPut - 4))) break;
@@ -260,7 +331,7 @@ bool Exchange::sleep(Given &given, uint64_t ns) {
 #define RGPU_API extern "C" __attribute__((visibility("default")))
 
 // To be raised when the layout of Given or the functions below change.
-RGPU_API int rgx_version() { return 1; }
+RGPU_API int rgx_version() { return 2; }
 
 // Null where the system has no libcrypto.
 RGPU_API rgpu::Exchange *rgx_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,

@@ -9,10 +9,13 @@
 #include <vector>
 
 #include "channel.hpp"
+#include "data_link.hpp"
+#include "wire.hpp"
 
 namespace rgpu {
 
-inline constexpr size_t kPut = 16;  // messages put into the ring in one run, at most
+inline constexpr size_t kPut = 16;    // messages put into the ring in one run, at most
+inline constexpr size_t kPlaced = 16;  // payloads named in one run, at most
 
 // Why a run ended; more than one may hold.
 enum Why : uint32_t {
@@ -20,6 +23,22 @@ enum Why : uint32_t {
     kCallsLeft = 2,  // calls are published that are not shipped here
     kShipped = 4,    // calls were shipped
     kPassed = 8,     // messages were put into the ring
+    kInArea = 16,    // the last of them names an answer in the worker's area, which may be reused behind the next calls
+};
+
+// A bulk segment whose memory the worker has mapped: long payloads in it are named and not sent.
+struct Named {
+    uint64_t size;    // of the segment, bytes
+    uint32_t index;   // of the segment
+    uint32_t number;  // of its memory
+};
+
+// A payload that was named.
+struct Placed {
+    uint64_t seq;
+    uint64_t length;
+    uint32_t index;  // of the segment
+    uint32_t zero;
 };
 
 struct PutMessage {
@@ -54,11 +73,18 @@ struct Given {  // mirrored in library.py
     uint64_t spin;      // ns, the same behind an answer
     uint64_t patience;  // ns, the same while an answer is awaited
     uint64_t sleep;     // ms that may be slept behind that; 0: not at all
+    const Named *named;  // segments
+    uint64_t named_count;
+    uint64_t smallest;   // bytes of a payload from which on it is named
+    uint64_t area_size;  // bytes of the worker's area
+    uint32_t area;       // its number; 0: there is none in use
     // Out
+    uint32_t placed_count;
     uint32_t why;
     uint32_t count;  // of put
     uint64_t shipped;  // bytes of records
     PutMessage put[kPut];
+    Placed placed[kPlaced];
 };
 
 class Exchange {
@@ -70,14 +96,27 @@ class Exchange {
     enum class Calls { none, held, shipped, left };
     Calls take_calls(Given &given, uint64_t now);
     Calls ship(Given &given, uint64_t committed, bool due);
+    bool examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags);
+    bool place(const Given &given, wire::RecordHeader &header, size_t at, size_t end);
+    bool send(Given &given, size_t size);
     bool pass(Given &given);  // whether messages are left
+    bool pass_mark(Given &given, const Message &message);
+    bool pass_answer(Given &given, const Message &message);
+    bool pass_placed(Given &given, const Message &message);
     bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size);
     void wake(Given &given);
     int wait(Given &given, int milliseconds);
     bool sleep(Given &given, uint64_t ns);
     bool pending();  // whether a whole message is received and not passed on
 
+    struct Payload {
+        size_t head, end;  // offsets in records_: of the record's header, and behind its place, which is not sent
+        data_link::Place place;
+        Placed placed;
+    };
+
     std::vector<uint8_t> records_ = std::vector<uint8_t>(kShort);
+    std::vector<Payload> payloads_;  // of these records, those to be named
     uint64_t held_ = 0;  // ns since when calls are held back for an awaited one behind them; 0: there are none
     uint64_t plain_ = 0;   // ns when calls were shipped last that nobody awaits
     bool silent_ = false;  // something is in the ring that the shim's reader was not woken for

@@ -9,18 +9,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from rgpu.client.data_link.connection import DataLink
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
+from rgpu.client.shim_link.segments import Segment
+from rgpu.link.local.shared import SMALLEST
 from rgpu.link.messages.shim import AGENT_PAGE_SIZE
 
 LIBRARY = "librgpu_exchange.so"
-VERSION = 1
+VERSION = 2
 PUT = 16  #: messages put into the ring in one run, at most
-OTHERS, CALLS_LEFT, SHIPPED, PASSED = 1, 2, 4, 8  #: why a run ended (``Why`` in exchange.hpp)
+PLACED = 16  #: payloads named in one run, at most
+OTHERS, CALLS_LEFT, SHIPPED, PASSED, IN_AREA = 1, 2, 4, 8, 16  #: why a run ended (``Why`` in exchange.hpp)
 PENDING = 64 * 1024  #: bytes received and not opened that a run takes over, at most (``kBuffer`` in channel.hpp)
 
 
@@ -33,6 +37,14 @@ class _Put(ctypes.Structure):
     _fields_ = [("kind", c_uint32), ("size", c_uint32), ("at", c_uint64)]
 
 
+class _Named(ctypes.Structure):
+    _fields_ = [("size", c_uint64), ("index", c_uint32), ("number", c_uint32)]
+
+
+class _Placed(ctypes.Structure):
+    _fields_ = [("seq", c_uint64), ("length", c_uint64), ("index", c_uint32), ("zero", c_uint32)]
+
+
 class Given(ctypes.Structure):
     """What a run is given and gives back: ``Given`` in exchange.hpp, which says what each field is."""
 
@@ -41,8 +53,10 @@ class Given(ctypes.Structure):
                 ("socket", c_int32), ("segment", c_void_p), ("size", c_uint64), ("at", c_uint64), ("seq", c_uint64),
                 ("stream", c_uint64), ("awaited", c_uint64), ("done", c_uint64), ("written", c_uint64),
                 ("read", c_uint64), ("issued", c_uint64), ("first", c_uint64), ("spin", c_uint64),
-                ("patience", c_uint64), ("sleep", c_uint64), ("why", c_uint32), ("count", c_uint32),
-                ("shipped", c_uint64), ("put", _Put * PUT)]
+                ("patience", c_uint64), ("sleep", c_uint64), ("named", POINTER(_Named)), ("named_count", c_uint64),
+                ("smallest", c_uint64), ("area_size", c_uint64), ("area", c_uint32), ("placed_count", c_uint32),
+                ("why", c_uint32), ("count", c_uint32), ("shipped", c_uint64), ("put", _Put * PUT),
+                ("placed", _Placed * PLACED)]
 
 
 class _Buffer(ctypes.Structure):
@@ -99,6 +113,12 @@ class Exchange:
         given.shim, given.doorbell = address(ring.shim_page), ring.doorbell
         given.ring, given.capacity = given.page + AGENT_PAGE_SIZE, ring.capacity
         given.eventfd, given.epoll, given.socket = eventfd, epoll, link.fileno()
+        given.smallest = SMALLEST
+
+    def name(self, segments: Sequence[Segment]) -> None:
+        """Have long payloads in these bulk segments, whose memory the worker has mapped, named and not sent."""
+        rows = [_Named(one.size, one.index, one.memory.number) for one in segments if one.memory is not None]
+        self.given.named, self.given.named_count = (_Named * len(rows))(*rows), len(rows)
 
     @classmethod
     def open(cls, link: DataLink, page: AgentPage, ring: AnswerRing, eventfd: int, epoll: int) -> Exchange | None:

@@ -17,7 +17,7 @@ from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.client.shim_link.segments import Segment
 from rgpu.link.effects import EffectsLog
-from rgpu.link.messages.data import ANSWER, POSITION_LAYOUT
+from rgpu.link.messages.data import ANSWER, ANSWER_AT, POSITION_LAYOUT
 
 #: Seconds without sleeping: behind the last call or answer, and while an answer is awaited. A sleep and the wake-up
 #: from it cost more than the whole of a short call.
@@ -44,6 +44,7 @@ class Exchanging:
         self._spin, self._patience = (int(POLL_IDLE * 1e9), int(POLL_AWAITED * 1e9)) if polls else (0, 0)
         self._exchange: Exchange | None = None
         self._segment: Segment | None = None  #: whose address is set
+        self._named = (-1, -1)  #: changes of the bulk segments, and of which of them may be named, that it knows
         self.answered = 0  #: answers that were passed on here
 
     def attached(self) -> None:
@@ -51,7 +52,7 @@ class Exchanging:
         link = self._shipper.link
         if self._ring is not None and self._shipper.effects is None and link is not None and link.protocol >= 2:
             self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll)
-            self._segment = None
+            self._segment, self._named = None, (-1, -1)
 
     def detached(self) -> None:
         """Forget a closed link."""
@@ -86,6 +87,10 @@ class Exchanging:
         given.done, given.issued = shipper.returns.done, shipper.shipping.told_issued
         given.first, given.spin, given.patience = int(first * 1e9), self._spin, self._patience
         given.sleep = int(sleep * 1000)
+        given.area, given.area_size = shipper.returns.areas.in_use
+        if self._named != (known := (walker.bulk_changes, shipper.bulk.changes)):
+            exchange.name(shipper.bulk.nameable())
+            self._named = known
         exchange.run()
         if given.why & SHIPPED:
             self._note_shipped(shipper.cursor)
@@ -97,6 +102,8 @@ class Exchanging:
     def _note_shipped(self, cursor: Cursor | None) -> None:
         assert self._exchange is not None and cursor is not None
         given, shipper = self._exchange.given, self._shipper
+        for placed in given.placed[:given.placed_count]:  # first: taking calls may give segments up
+            shipper.bulk.named(placed.seq, placed.index, placed.length)
         shipper.take_calls(given.seq - 1)
         shipper.journal.take(cursor, given.shipped)
         shipper.shipping.were_shipped(given.shipped, given.issued)
@@ -109,6 +116,9 @@ class Exchanging:
             if message.kind == ANSWER:
                 self.answered += 1
                 shipper.returns.answer_was_put(body)
+            elif message.kind == ANSWER_AT:
+                self.answered += 1
+                shipper.returns.placed_answer_was_put(body)
             else:
                 if shipper.bulk.complete(*POSITION_LAYOUT.unpack_from(body)):
                     shipper.release()

@@ -84,6 +84,11 @@ class AnswerAreas:
             self._say, self._in_use = False, True
             log.info("long answers come through shared memory", bytes=self._current.size)
 
+    @property
+    def in_use(self) -> tuple[int, int]:
+        """Number and bytes of the area that the attached worker uses; 0 and 0: it uses none."""
+        return (self._current.number, self._current.size) if self._in_use and self._current is not None else (0, 0)
+
     def view(self, number: int, offset: int, length: int) -> memoryview:
         """Return the bytes that the worker names. Raises :class:`Corrupt`."""
         area = self._current

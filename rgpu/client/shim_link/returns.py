@@ -102,6 +102,20 @@ class Returns:
         passing.add(body[1:])
         self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
 
+    def placed_answer_was_put(self, body: memoryview) -> None:
+        """Note a whole answer in the worker's area that other code has put into the ring, before calls are shipped.
+
+        Raises :class:`Corrupt`.
+        """
+        assert self._ring is not None
+        _, number, offset, length = PIECE_AT_LAYOUT.unpack_from(body)
+        payload = self.areas.view(number, offset, length)
+        self.areas.named(length, self._ring.written)
+        passing = PassingAnswer(body[PIECE_AT_LAYOUT.size:], self._deliveries.compare)
+        passing.add(body[PIECE_AT_LAYOUT.size:])
+        passing.add(payload)
+        self._deliveries.delivered(passing.seq, passing.digest(), passing.result)
+
     # -- answers ----------------------------------------------------------------------
     def answer(self, body: memoryview) -> None:
         """Pass on a piece of an answer, in the memory that :meth:`room` returned. Raises :class:`Corrupt`."""

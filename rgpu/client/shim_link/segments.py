@@ -275,6 +275,7 @@ class Walker:
         self.bulks: dict[int, Segment] = {}
         self.next_seq = 1
         self.entered = 0  #: log segments begun
+        self.bulk_changes = 0  #: bulk segments offered and forgotten
         self._current: Segment | None = None
         self._at = SEGMENT_HEADER
         self._run: InlineRun | None = None
@@ -287,6 +288,7 @@ class Walker:
                           reason="index")
         segment = Segment(offer, self.mappings)
         (self.logs if segment.kind == SEGMENT_LOG else self.bulks)[segment.index] = segment
+        self.bulk_changes += segment.kind == SEGMENT_BULK
         if self._current is None and segment.kind == SEGMENT_LOG:
             self._enter(segment)
         return segment
@@ -402,6 +404,7 @@ class Walker:
     def forget(self, segment: Segment) -> None:
         """Drop a segment that was released."""
         (self.logs if segment.kind == SEGMENT_LOG else self.bulks).pop(segment.index, None)
+        self.bulk_changes += segment.kind == SEGMENT_BULK
         segment.retire(self.mappings)
 
     def _corrupt(self, what: str, offset: int | None = None, **detail: Any) -> Corrupt:

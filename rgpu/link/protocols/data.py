@@ -94,7 +94,7 @@ DATA = Protocol(
                "u8 keeps: 0 when the node keeps none at all"),
         record("Place", "Begins CALLS_AT.", "u64 stream: offset in it", "u32 memory", "u32 zero",
                "u64 offset: in the memory",
-               "u64 length"),
+               "u64 length", cpp=True),
         record("Area", "Body of AREA_READY.", "u32 number"),
         record("Mark", "Body of LANED and LANED_BACK.", "u8 lane",
                "u32 length: of the lane's next message, type and body"),

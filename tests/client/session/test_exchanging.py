@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import Any
 
 import pytest
 
+from rgpu.client.data_link.bulk import SameHost
 from rgpu.client.exchange import library
 from rgpu.client.run.agent import Agent
 from rgpu.link import versions
@@ -176,3 +178,121 @@ def test_a_worker_whose_frames_do_not_open_is_left(pool: FakePool, agent: Agent,
     eventually(lambda: worker.attached == 2)
     awaited += trips(shim, 20)
     check(shim, worker, awaited)
+
+
+BIG = 64 << 10
+
+
+@pytest.fixture
+def here(pool: FakePool, agent: Agent) -> tuple[FakeShim, FakeWorker]:
+    """A program whose worker is on its host; both have mapped the other's memory."""
+    pool.shares = True
+    shim = start(agent, ring=True, area=True, bulk_size=1 << 20)
+    worker = pool.sessions["heat"]
+    shim.wait(lambda: shim.ring is not None and shim.ring.areas)
+    worker.big = os.urandom(BIG)
+    while not (worker.in_area and worker.named):
+        copies(shim, 1)
+    return shim, worker
+
+
+def copies(shim: FakeShim, count: int, size: int = BIG) -> list[int]:
+    """Copies to the device, each awaited by a call whose answer the program confirms."""
+    awaited = []
+    for _ in range(count):
+        shim.call("memcpy_h2d", ARGS, os.urandom(size), external=True)
+        awaited.append(shim.call(SYNC, bytes(8), awaited=True))
+        shim.wait(lambda: len(shim.answers) and shim.answers[-1][0] == awaited[-1])
+        shim.call("completed", struct.pack("<Q", awaited[-1]))
+    return awaited
+
+
+def check_copies(shim: FakeShim, worker: FakeWorker) -> None:
+    eventually(lambda: worker.applied == shim.journal.seq)
+    for seq, record in worker.records.items():
+        assert bytes(record.payload) in shim.journal.wire[seq - 1], seq
+    assert all(payload in (b"", worker.big) for _, _, _, payload in shim.answers)
+
+
+def test_payloads_and_answers_in_shared_memory(here: tuple[FakeShim, FakeWorker], agent: Agent,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    shim, worker = here
+    by_loop: list[int] = []
+    ship = SameHost.ship
+
+    def counting(bulk: SameHost, *args: Any) -> int:
+        size = ship(bulk, *args)
+        by_loop.append(size)
+        return size
+
+    monkeypatch.setattr(SameHost, "ship", counting)
+    before, named, placed = figures(agent)["exchanged_calls"], worker.named, worker.in_area
+    copies(shim, CALLS)
+    check_copies(shim, worker)
+    assert worker.in_area - placed == CALLS
+    assert worker.named - named > CALLS * 0.5  # the rest was sent: the worker's watermark was awaited to free segments
+    assert sum(1 for size in by_loop if size) < CALLS * 0.7
+    eventually(lambda: figures(agent)["exchanged_calls"] - before > CALLS * 0.3)
+    assert figures(agent)["shared_bytes_to_device"] >= worker.named * BIG
+    assert figures(agent)["shared_bytes_from_device"] == worker.in_area * BIG
+    # Segments are held until the worker says that it has read them, and given back then: more than a limit's worth.
+    assert len(shim.released) > 4
+
+
+def test_links_drop_and_workers_die_among_copies(here: tuple[FakeShim, FakeWorker], pool: FakePool, agent: Agent
+                                                 ) -> None:
+    shim, worker = here
+    for number in range(3):
+        copies(shim, 10)
+        eventually(lambda number=number: worker.attached > number)  # type: ignore[misc]
+        worker.drop()
+    copies(shim, 10)
+    check_copies(shim, worker)
+    worker.kill()
+    second = FakeWorker(pool, 2)
+    second.big = worker.big
+    second.share()
+    pool.sessions["heat"] = second
+    copies(shim, 30)
+    check_copies(shim, second)
+    assert agent.statistics()["heat"]["divergences"] == 0
+    assert second.named > 10 and second.in_area > 10
+
+
+def test_another_answer_in_shared_memory_diverges(here: tuple[FakeShim, FakeWorker], pool: FakePool, agent: Agent
+                                                  ) -> None:
+    """Its digest is taken before the worker may write there again."""
+    shim, worker = here
+    copies(shim, 40)
+    worker.kill()
+    second = FakeWorker(pool, 2)
+    second.big = worker.big[:-1] + bytes([worker.big[-1] ^ 1])
+    pool.sessions["heat"] = second
+    eventually(lambda: second.applied == shim.journal.seq)
+    eventually(lambda: agent.statistics()["heat"]["divergences"] > 0)
+
+
+def test_payloads_of_every_size_and_place(here: tuple[FakeShim, FakeWorker]) -> None:
+    """Short ones, and those that do not end at a word, are the loop's; those behind the limit of holds are sent."""
+    shim, worker = here
+    for number in range(60):
+        copies(shim, 1, [BIG - 8, BIG + 8, BIG + 3, 200_000, 1, 300_000][number % 6])
+        busy(shim, 5, number)
+    shim.wait(lambda: shim.answers[-1][0] >= shim.journal.seq - 40)
+    eventually(lambda: worker.applied == shim.journal.seq)
+    for seq, record in worker.records.items():
+        assert bytes(record.payload) in shim.journal.wire[seq - 1], seq
+
+
+def test_a_payload_outside_of_its_segment_ends_the_session(here: tuple[FakeShim, FakeWorker], pool: FakePool) -> None:
+    shim, _ = here
+    log, bulk = shim.journal.log, shim.journal.bulk
+    assert log is not None and bulk is not None
+    at = log.used
+    shim.journal.append("memcpy_h2d", ARGS, os.urandom(BIG), external=True)
+    log = shim.journal.log
+    assert log is not None and log.used > at
+    struct.pack_into("<Q", log.map, log.used - 8, bulk.size - 8)
+    shim.wake()
+    shim.wait(lambda: shim.eof)
+    eventually(lambda: pool.said("session.end"))

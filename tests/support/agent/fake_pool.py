@@ -19,11 +19,15 @@ from rgpu.link.data.frames import SealedConnection
 from rgpu.link.data.opening import server_preamble
 from rgpu.link.data.published import Issued, Ping, pong
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
-from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.link.local.shared import SMALLEST
+from rgpu.link.messages.data import PIECE_AT_LAYOUT
+from rgpu.server.worker.agent.same_host import Door, HostMemory, PlainArea
+from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.journal.record import Record, RecordReader
 
+COMPLETED = BY_NAME["completed"].id
 ANSWERED = {call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC}
 
 
@@ -41,6 +45,7 @@ class FakeWorker:
         self.records: dict[int, Record] = {}
         self.retained: dict[int, tuple[int, bytes, bytes]] = {}
         self.attached = 0
+        self.completed: set[int] = set()  #: calls whose answers the program has
         self._owning = threading.Lock()  #: what belongs to the connection: applied, retained
         self.byes: list[dict[str, Any]] = []
         self.stats: dict[str, Any] = {}
@@ -48,6 +53,8 @@ class FakeWorker:
         self.withholds = False  #: answers and watermarks: it says that it applied calls, nothing of their end
         self.lie: bytes | None = None  #: answer this instead
         self.big = b""  #: payload of the answers
+        self.host: HostMemory | None = None  #: shares memory with agents on this host
+        self.named = self.in_area = 0  #: payloads that came by their place; answers that went so
         self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
         self.confirmed = 0  #: and since then
         self.usual = 0  #: calls that the program is ahead, as this worker says
@@ -56,6 +63,7 @@ class FakeWorker:
         self.issued: list[tuple[int, int, Issued]] = []  #: the same, and when it came, ns
         self.pings: list[tuple[int, Ping]] = []  #: each with what was applied as it came
         self.connection: SealedConnection | None = None
+        self.area: PlainArea | None = None  #: that the attached agent reads
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()[:2]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -86,16 +94,22 @@ class FakeWorker:
             self.printed.append(request.get("printed"))
             self.told.append(request.get("usual"))
             self.placed.append(request.get("variables"))
-            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted,
+            door = self.host.invite(request.get("host")) if self.host is not None else None
+            assert not isinstance(door, str)
+            said = {"worker": self.host.worker, "shared": door.offer.as_dict()} if self.host and door else {}
+            if door is not None:
+                door.start()
+            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted, **said,
                                                         **self.pool.attached_more}))
+            self.area = None
             self.attached += 1  # last: who sees it may use the link
             for seq in kept:
                 self._send_answer(connection, seq)
-            self._messages(connection, wanted)
+            self._messages(connection, wanted, door)
         except (RgpuError, OSError, AssertionError):
             sock.close()
 
-    def _messages(self, connection: SealedConnection, wanted: int) -> None:
+    def _messages(self, connection: SealedConnection, wanted: int, door: Door | None) -> None:
         reader, offset = RecordReader(next_seq=wanted), 0
         while True:
             kind, body = connection.recv()
@@ -106,6 +120,18 @@ class FakeWorker:
                     self._apply(connection, record)
                 if not self.mute and not self.withholds:
                     connection.send(18, struct.pack("<QII", self.applied, 0, 0))
+            elif kind == 10:
+                assert door is not None
+                at, before, payload = door.place(body)
+                assert at == offset
+                offset += len(before) + len(payload)
+                self.named += 1
+                for record in (*reader.feed(before), *reader.feed(payload)):
+                    self._apply(connection, record)
+            elif kind == 9:
+                assert self.host is not None and isinstance(self.host.area, PlainArea)
+                assert struct.unpack("<I", body)[0] == self.host.area.number
+                self.area = self.host.area
             elif kind == 4 and not self.mute:
                 self.pings.append((self.applied, Ping.unpack(body)))
                 connection.send(20, pong(self.pings[-1][1].shipped, self.usual))
@@ -124,6 +150,8 @@ class FakeWorker:
             self.records[record.seq] = Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
                                               record.thread, record.flags)
             self.applied = record.seq
+            if record.call_id == COMPLETED:
+                self.completed.add(struct.unpack("<Q", record.args)[0])
             if record.call_id in ANSWERED:
                 self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
         if record.call_id in ANSWERED and not self.mute and not self.withholds:
@@ -131,6 +159,12 @@ class FakeWorker:
 
     def _send_answer(self, connection: SealedConnection, seq: int) -> None:
         result, reply, payload = self.retained[seq]
+        reply = reply if len(payload) < SMALLEST else b""
+        if self.area is not None and len(payload) >= SMALLEST and (at := self.area.place(seq, payload)) is not None:
+            self.in_area += 1
+            head = struct.pack("<QiII", seq, result, 0, 0)
+            connection.send(24, PIECE_AT_LAYOUT.pack(0, self.area.number, at, len(payload)), head)
+            return
         whole = struct.pack("<QiII", seq, result, 0, len(reply)) + reply + payload
         pieces = [whole[at:at + 100_000] for at in range(0, len(whole), 100_000)]
         for number, piece in enumerate(pieces):
@@ -145,6 +179,10 @@ class FakeWorker:
         """Kernels printed ``text``, which begins at that byte of all they printed."""
         assert self.connection is not None
         self.connection.send(23, struct.pack("<Q", position), text)
+
+    def share(self) -> None:
+        """Share memory with agents that attach from now on."""
+        self.host = HostMemory(None, lambda seq: seq not in self.completed)
 
     def drop(self) -> None:
         """Cut the connection; the worker lives."""
@@ -183,6 +221,7 @@ class FakePool:
         self.line: list[str] = []  #: reasons for which whoever queues has to wait, one after the other
         self.parked: set[str] = set()
         self.places = 1  #: 0: the pool has no room for a session
+        self.shares = False  #: its first workers share memory with agents
         self._node = node
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -232,6 +271,8 @@ class FakePool:
         if name in self.sessions:
             raise AlreadyExists(f"session {name} is there")
         worker = self.sessions[name] = FakeWorker(self, 1)
+        if self.shares:
+            worker.share()
         device = DeviceInfo("cpu", bytes(16), 1 << 30, attributes={75: 7, 76: 5})
         facts = SessionFacts(name, 1, 13000, 1 << 30, self.journal_limit, self.recover, (device,))
         return {"session": name, "owner": "a", "address": list(worker.address), "epoch": 1, "facts": facts.as_dict(),

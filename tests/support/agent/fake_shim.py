@@ -13,7 +13,19 @@ import struct
 import time
 import zlib
 
-from rgpu.link.messages.shim import ANSWER, RELEASE, STATE, TEXT, WANTS_TEXT, WATERMARK, WELCOME
+from rgpu.link.messages.shim import (
+    ANSWER,
+    ANSWER_AT,
+    AREA,
+    AREA_MAPPED,
+    RELEASE,
+    STATE,
+    TEXT,
+    WANTS_AREA,
+    WANTS_TEXT,
+    WATERMARK,
+    WELCOME,
+)
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import AWAITED, EXTERNAL, HEADER, pack
 
@@ -104,6 +116,8 @@ class FakeReader:
         self.pieces: bytearray | None = None
         self.wraps = self.restarts = self.longest = 0
         self.idle = False  #: read nothing
+        self.areas: dict[int, mmap.mmap] = {}  #: the workers', by number
+        self.placed = 0  #: pieces of answers that were read there
 
     def stamp(self, seq: int, ns: int) -> None:
         """Say that call ``seq`` is published now."""
@@ -128,6 +142,11 @@ class FakeReader:
                 self.wraps += 1
             elif kind in (WATERMARK, TEXT):
                 found.append((kind, page[here + 16:here + 16 + length]))
+            elif kind == ANSWER_AT:
+                more, number, at, size = struct.unpack_from("<BIQQ", page, here + 16)
+                self.placed += 1
+                self._piece(bytes([more]) + page[here + 16 + 21:here + 16 + length] + self.areas[number][at:at + size],
+                            first, found)
             else:
                 self._piece(page[here + 16:here + 16 + length], first, found)
             assert block <= pending and here + block <= offset + capacity
@@ -150,8 +169,8 @@ class FakeReader:
 class FakeShim:
     """Connects to an agent, says HELLO, journals calls, and reads what comes back."""
 
-    def __init__(self, path: str, ring: bool = False, text: bool = False, **sizes: int) -> None:
-        self.takes_text = text
+    def __init__(self, path: str, ring: bool = False, text: bool = False, area: bool = False, **sizes: int) -> None:
+        self.takes_text, self.takes_area = text, area
         self.text = b""  #: what kernels printed, each byte once
         self.ring = FakeReader() if ring else None
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -167,11 +186,13 @@ class FakeShim:
         self.page: mmap.mmap | None = None
         self.eof = False
         self._in = bytearray()
+        self._area: mmap.mmap
 
     def hello(self) -> None:
         name = b"/usr/bin/fake"
         body = struct.pack("<IIIIQH", 1, os.getpid(), os.getppid(),
-                           (self.ring is not None) | self.takes_text * WANTS_TEXT, 0, len(name)) + name
+                           (self.ring is not None) | self.takes_text * WANTS_TEXT | self.takes_area * WANTS_AREA, 0,
+                           len(name)) + name
         self._send(1, body, self.eventfd, *(self.ring.fds if self.ring else ()))
         self.wait(lambda: self.welcome or self.refused or self.eof)
 
@@ -216,7 +237,11 @@ class FakeShim:
             data, ancillary = b"", []
         for _, _, raw in ancillary:
             fds = array.array("i", raw)
-            self.page = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+            if self.page is None:
+                self.page = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+            else:
+                self._area = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+                os.close(fds[0])
         if not data:
             self.eof = True
         self._in += data
@@ -240,6 +265,11 @@ class FakeShim:
             position = int.from_bytes(body[:8], "little")
             assert self.takes_text and position <= len(self.text), "a hole"
             self.text += body[8 + len(self.text) - position:]
+        elif kind == AREA:
+            assert self.ring is not None
+            number, _, _ = struct.unpack("<IIQ", body)
+            self.ring.areas[number] = self._area
+            self._send(AREA_MAPPED, struct.pack("<I", number))
         elif kind == RELEASE:
             self.released.append(struct.unpack("<I", body)[0])
         elif kind == STATE:

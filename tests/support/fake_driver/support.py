@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from rgpu.link.data.frames import SealedConnection
+from rgpu.link.messages.data import PIECE_AT_LAYOUT, PLACE_LAYOUT
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import pack
-from tests.support.worker.links import linked
+from tests.support.worker.links import linked, linked_here
 
-__all__ = ["linked"]
+__all__ = ["linked", "linked_here"]
 
 BASE = DEVICE_BASE
 BINARY = b"add_one 12\nslow 4\nwild 0\nwait_flag 8\n.global .b8 counter[64];\n"
@@ -127,6 +128,8 @@ class Agent:
         self.answers: dict[int, tuple[int, int, bytes]] = {}
         self.done = 0
         self.sticky = 0
+        self.area: memoryview | None = None  #: the worker's, mapped
+        self.placed = 0  #: pieces of answers that came in it
         self._parts: list[bytes] = []
         self._changed = threading.Condition()
         threading.Thread(target=self._receive, daemon=True).start()
@@ -137,6 +140,11 @@ class Agent:
             piece = view[at:at + cut]
             self.connection.send(2, struct.pack("<Q", self.offset), piece)
             self.offset += len(piece)
+
+    def send_placed(self, before: bytes, memory: int, offset: int, length: int) -> None:
+        """Records, and where in shared memory the payload of the last one is."""
+        self.connection.send(10, PLACE_LAYOUT.pack(self.offset, memory, 0, offset, length), before)
+        self.offset += len(before) + length
 
     def answer(self, seq: int, seconds: float = 20) -> tuple[int, int, bytes]:
         with self._changed:
@@ -159,13 +167,18 @@ class Agent:
                         done, self.sticky = struct.unpack_from("<QI", body)
                         assert done >= self.done, "the watermark went back"
                         self.done = done
-                    elif kind == 17:
-                        rest = body[1:]
+                    elif kind in (17, 24):
+                        more, rest = body[0], body[1:]
+                        if kind == 24:
+                            assert self.area is not None
+                            _, _, offset, length = PIECE_AT_LAYOUT.unpack_from(body)
+                            rest = bytes(body[PIECE_AT_LAYOUT.size:]) + bytes(self.area[offset:offset + length])
+                            self.placed += 1
                         if head is None:
                             head = struct.unpack_from("<QiII", rest)
                             rest = rest[20 + head[3]:]
                         self._parts.append(bytes(rest))
-                        if not body[0]:
+                        if not more:
                             self.answers[head[0]] = (head[1], head[2], b"".join(self._parts))
                             self._parts, head = [], None
                     self._changed.notify_all()

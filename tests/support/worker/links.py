@@ -6,12 +6,15 @@ import os
 import socket
 import struct
 import threading
+from typing import Any
 
 import msgspec
 
+from rgpu.client.data_link.host_link import HostAsk, HostLink
 from rgpu.link.data.frames import Handover, SealedConnection
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import LinkError
 
@@ -24,6 +27,20 @@ def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = No
 
     ``printed``: bytes of printed text that the agent has; None: it takes none.
     """
+    return _attached(runtime, {"delivered": published} | ({} if printed is None else {"printed": printed}))[:2]
+
+
+def linked_here(runtime: SessionRuntime, host: HostMemory, published: int = 0
+                ) -> tuple[AgentLink, SealedConnection, HostLink]:
+    """The same, and the memory that both share."""
+    ask = HostAsk(runtime.session, True)
+    link, agent, answer = _attached(runtime, {"delivered": published, **ask.attach_fields}, host)
+    ask.told(answer)
+    return link, agent, ask.found
+
+
+def _attached(runtime: SessionRuntime, fields: dict[str, Any], host: HostMemory | None = None
+              ) -> tuple[AgentLink, SealedConnection, dict[str, Any]]:
     listener = socket.create_server(("127.0.0.1", 0))
     near = socket.create_connection(listener.getsockname())
     far, _ = listener.accept()
@@ -31,12 +48,12 @@ def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = No
     keys = os.urandom(32), os.urandom(32)
     agent = Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near)
     worker = Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far)
-    link = AgentLink(worker, runtime, lambda event, values: None)
+    link = AgentLink(worker, runtime, lambda event, values: None, host=host)
     link.start()
-    request = {"session": runtime.session, "epoch": runtime.epoch, "delivered": published, "client": "t"}
-    agent.send(1, msgspec.msgpack.encode(request if printed is None else {**request, "printed": printed}))
-    assert agent.recv(10)[0] == 16
-    return link, agent
+    agent.send(1, msgspec.msgpack.encode({"session": runtime.session, "epoch": runtime.epoch, "client": "t", **fields}))
+    kind, body = agent.recv(10)
+    assert kind == 16
+    return link, agent, msgspec.msgpack.decode(body)
 
 
 class End:

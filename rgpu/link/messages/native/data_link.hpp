@@ -53,6 +53,21 @@ static_assert(offsetof(Issued, sent) == 0);
 static_assert(offsetof(Issued, since) == 8);
 static_assert(offsetof(Issued, published) == 16);
 
+// Begins CALLS_AT.
+struct Place {
+    uint64_t stream;  // offset in it
+    uint32_t memory;
+    uint32_t zero;
+    uint64_t offset;  // in the memory
+    uint64_t length;
+};
+static_assert(sizeof(Place) == 32);
+static_assert(offsetof(Place, stream) == 0);
+static_assert(offsetof(Place, memory) == 8);
+static_assert(offsetof(Place, zero) == 12);
+static_assert(offsetof(Place, offset) == 16);
+static_assert(offsetof(Place, length) == 24);
+
 // Begins an answer.
 struct AnswerHead {
     uint64_t seq;  // of the call

@@ -24,7 +24,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 11
+VERSION = 12
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
@@ -81,7 +81,7 @@ def _library() -> ctypes.CDLL:
         "add_graph": (None, e, q, p, i),
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
-        "prompt": (i, e, p, z), "interrupted": (i, e), "passed": (None, e, q),
+        "prompt": (i, e, p, z, p, z), "interrupted": (i, e), "passed": (None, e, q),
         "position": (None, e, q), "applied": (q, e), "keep_place": (None, e, p), "reset": (None, e),
         "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "order": (None, e, i), "in_order": (i, e, q, q),
@@ -97,7 +97,8 @@ def _library() -> ctypes.CDLL:
         "take_here": (None, e, POINTER(_Out), q, i), "look": (i, q, i), "take_callback": (None, e, POINTER(_Out), q),
         "release": (None, e, p), "wake": (None, e), "retained": (z, e, p, z), "retained_answer": (p, e, q),
         "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
-        "area": (i, e, POINTER(p), POINTER(z)), "pin": (i, e, p, z), "unpin": (i, e, p),
+        "area": (i, e, POINTER(p), POINTER(z)), "share_area": (None, e, i), "pin": (i, e, p, z),
+        "unpin": (i, e, p),
         "take_frame": (p, e), "give_frame": (None, e, p), "frame_size": (q,)}
     signatures |= _ACTIVITY
     for name, (result, *arguments) in signatures.items():
@@ -224,6 +225,10 @@ class Engine:
         address, size = c_void_p(), c_size_t()
         fd = int(self._lib.rge_area(self._engine, byref(address), byref(size)))
         return (fd, address.value or 0, size.value) if fd >= 0 else None
+
+    def share_area(self, on: bool) -> None:
+        """Note whether the program's side reads answers in the area, where nothing is gained by short pieces."""
+        self._lib.rge_share_area(self._engine, on)
 
     def pin(self, address: int, size: int) -> bool | None:
         """Register memory of another process; None: refused while the device works, else whether the driver did it."""

@@ -102,6 +102,8 @@ class AgentLink:
             self._attach()
             self._sender.start()
             feed, stream = self.runtime.open_stream(), self._stream
+            if self.runtime.fast is not None:
+                self.runtime.fast.share_area(False)  # until this agent has mapped it
             self.runtime.loop.read_ahead = self._read_ahead
             order = self.runtime.order
             order.queued = self._read_already
@@ -179,7 +181,7 @@ class AgentLink:
         if fast is None or exchange is None:
             return None
         return Rounds(self.connection, self.runtime, fast, self._sender, self._stream, self._clocks, exchange,
-                      lambda: bool(self._ahead))
+                      self._door, lambda: bool(self._ahead))
 
     def _more(self) -> bool:
         """Whether another message has arrived, or arrives within :data:`DRY_SECONDS`."""
@@ -262,6 +264,8 @@ class AgentLink:
         if area is None or len(body) != AREA_LAYOUT.size or AREA_LAYOUT.unpack(body)[0] != area.number:
             raise Corrupt("the agent has mapped an area that it was not given", reason="area")
         self._sender.area = area
+        if self.runtime.fast is not None:
+            self.runtime.fast.share_area(True)
 
     def _confirmed(self, body: Any) -> None:
         if len(body) != 8:

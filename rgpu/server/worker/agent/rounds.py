@@ -15,6 +15,7 @@ from rgpu.link.data.published import Clocks
 from rgpu.server.fast_path import FastPath
 from rgpu.server.worker.agent.answer_sender import LOOK, SPIN, AnswerSender
 from rgpu.server.worker.agent.module_stream import ModuleStream
+from rgpu.server.worker.agent.same_host import DeviceArea, Door
 from rgpu.server.worker.apply.ordering import LATE, SLOW
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.exchange.library import ANSWER, FED, MARK, REST, Exchange
@@ -27,8 +28,13 @@ class Rounds:
     """See the module docstring. Used by the thread that receives."""
 
     def __init__(self, connection: SealedConnection, runtime: SessionRuntime, fast: FastPath, sender: AnswerSender,
-                 stream: ModuleStream, clocks: Clocks, exchange: Exchange, busy: Callable[[], bool]) -> None:
-        """``busy``: whether messages were read ahead, and are to be applied before others are received."""
+                 stream: ModuleStream, clocks: Clocks, exchange: Exchange, door: Door | None,
+                 busy: Callable[[], bool]) -> None:
+        """``busy``: whether messages were read ahead, and are to be applied before others are received.
+
+        ``door``: of the memory that is shared with the agent.
+        """
+        self._door, self._mapped = door, -1
         self._connection, self._runtime, self._fast, self._sender = connection, runtime, fast, sender
         self._stream, self._clocks, self._exchange, self._busy = stream, clocks, exchange, busy
         self._poller = select.poll()
@@ -95,7 +101,7 @@ class Rounds:
                 self._sender.take_back(unsent, mark)
             self._stream.continue_at(given.stream)
             if given.why & FED:
-                loop.fed(self._fast.fed(), self._exchange.rest if given.why & REST else b"")
+                loop.fed(self._fast.fed(), *(self._exchange.rest, self._exchange.behind) if given.why & REST else ())
         finally:
             loop.end()
         if given.issued:
@@ -107,6 +113,13 @@ class Rounds:
         given, place, known = self._exchange.given, self._runtime.place, self._clocks.known
         given.applied, given.complete = place.applied_address, place.complete_address
         given.stream = self._stream.expected
+        if self._door is not None and self._mapped != (changes := self._door.changes):
+            self._exchange.map(self._door.pinned())
+            self._mapped = changes
+        area = self._sender.area
+        if isinstance(area, DeviceArea):
+            given.area, given.area_size, given.area_number = area.address, area.size, area.number
+            given.published = self._sender.published
         given.clock = known is not None
         if known is not None:
             given.least, given.known_until = known

@@ -133,6 +133,7 @@ class HostMemory:
         self._dropped: list[Memory] = []  #: still pinned
         self._area: DeviceArea | PlainArea | None = None
         self._area_failed = False
+        self.pins = 0  #: rounds of pinning that changed something
 
     def invite(self, host: Any) -> Door | str | None:
         """Return a door for an agent on ``host``, the reason why there is none, or None for another host."""
@@ -206,6 +207,7 @@ class HostMemory:
             for memory in list(self._memories.values()):
                 if memory.pinned is None:
                     memory.pinned = self._fast.pin(memory.address, memory.size)
+                    self.pins += bool(memory.pinned)
             self._dropped = [memory for memory in self._dropped if not self._unpin(memory)]
 
     def _unpin(self, memory: Memory) -> bool:
@@ -228,6 +230,7 @@ class Door:
         self._closed = False
         self._lock = threading.Lock()
         self._memories: dict[int, Memory] = {}
+        self._changes = 0
 
     def start(self) -> None:
         """Begin to wait for the agent, in a thread of its own."""
@@ -275,6 +278,7 @@ class Door:
         elif message.kind == DROP:
             with self._lock:
                 memory = self._memories.pop(message.number, None)
+                self._changes += 1
             if memory is not None:
                 self._host.drop(memory)
         else:
@@ -294,9 +298,20 @@ class Door:
             os.close(message.fd)
         with self._lock:
             self._memories[message.number] = memory
+            self._changes += 1
         channel.send(MAPPED, message.number)
 
     # -- the receiving thread's ----------------------------------------------------------------
+    @property
+    def changes(self) -> int:
+        """Return a number that grows when :meth:`pinned` may return something else."""
+        return self._changes + self._host.pins
+
+    def pinned(self) -> list[tuple[int, int, int]]:
+        """Return number, address and bytes of each memory that is pinned: it stays mapped until this thread unpins."""
+        with self._lock:
+            return [(number, memory.address, memory.size) for number, memory in self._memories.items() if memory.pinned]
+
     def place(self, body: Any) -> tuple[int, Any, memoryview]:
         """Return a CALLS_AT's offset in the stream, its first bytes, and a view of its payload in shared memory.
 

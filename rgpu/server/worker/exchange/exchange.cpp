@@ -54,21 +54,51 @@ Exchange::Did Exchange::feed(Given &given, const Message &message) {
     if (now_ns() - looked_ > kGap) return Did::left;  // this process did not run: calls may have piled up
     const size_t size = message.size - sizeof offset;
     std::memcpy(records_.data(), message.body + sizeof offset, size);
-    if (offset != given.stream || !calls.prompt(calls.engine, records_.data(), size)) return Did::left;
-    const uint64_t began = now_ns();
-    calls.feed(calls.engine, records_.data(), size, given.step);
-    given.slow = std::max(given.slow, now_ns() - began);
+    if (offset != given.stream || !calls.prompt(calls.engine, records_.data(), size, nullptr, 0)) return Did::left;
     channel.take();
     given.stream += size;
-    given.why |= kFed;
-    store(given.applied, given.step->applied);
-    if (given.step->came || given.step->taken != size) {
-        given.why |= kRest;
-        given.rest = records_.data() + given.step->taken;
-        given.rest_size = size - given.step->taken;
+    if (!fed(given, records_.data(), size)) return Did::ended;
+    return given.step->awaiting ? answer(given) : Did::something;
+}
+
+// Records, and then the last one's payload, which the device reads where the program's side wrote it.
+Exchange::Did Exchange::feed_placed(Given &given, const Message &message) {
+    const EngineCalls &calls = given.calls;
+    data_link::Place place;
+    if (message.size <= sizeof place || now_ns() - looked_ > kGap) return Did::left;
+    std::memcpy(&place, message.body, sizeof place);
+    const Window *last = given.windows + given.window_count;
+    const Window *found = std::find_if(given.windows, last, [&](const Window &one) { return one.number == place.memory; });
+    if (found == last || place.zero || !place.length || place.offset > found->size ||
+        place.length > found->size - place.offset)
+        return Did::left;
+    const uint8_t *payload = found->data + place.offset;
+    const size_t size = message.size - sizeof place;
+    std::memcpy(records_.data(), message.body + sizeof place, size);
+    if (place.stream != given.stream || !calls.prompt(calls.engine, records_.data(), size, payload, place.length))
+        return Did::left;
+    channel.take();
+    given.stream += size + place.length;
+    if (!fed(given, records_.data(), size)) {
+        given.behind = payload;
+        given.behind_size = place.length;
         return Did::ended;
     }
-    return given.step->awaiting ? answer(given) : Did::something;
+    return fed(given, payload, place.length) ? Did::something : Did::ended;
+}
+
+// Whether all of it was applied.
+bool Exchange::fed(Given &given, const uint8_t *data, size_t size) {
+    const uint64_t began = now_ns();
+    given.calls.feed(given.calls.engine, data, size, given.step);
+    given.slow = std::max(given.slow, now_ns() - began);
+    given.why |= kFed;
+    store(given.applied, given.step->applied);
+    if (!given.step->came && given.step->taken == size) return true;
+    given.why |= kRest;
+    given.rest = data + given.step->taken;
+    given.rest_size = size - given.step->taken;
+    return false;
 }
 
 // The program waits for it, and mostly has sent nothing behind the call.
@@ -79,7 +109,7 @@ Exchange::Did Exchange::answer(Given &given) {
     if (channel.next(message) != Found::nothing) return Did::ended;  // calls of other threads, then
     calls.take_here(calls.engine, &out, given.patience, given.socket);
     if (out.took != static_cast<int>(Took::answer)) return Did::ended;
-    if (out.result || out.index || out.more || out.size > kShort - 64 || calls.error(calls.engine)) {
+    if (out.result || out.index || out.more || calls.error(calls.engine)) {
         given.why |= kAnswer;
         return Did::ended;
     }
@@ -92,13 +122,11 @@ Exchange::Did Exchange::answer(Given &given) {
         given.mark_size = size;
         return Did::ended;
     }
-    const uint8_t more = 0;
-    const data_link::AnswerHead head{out.seq, 0, 0, 0};
     if (size) {
         store(given.complete, mark.done);
         channel.put(data_link::kWatermark, {{mark_.data(), size}});
     }
-    const bool sealed = channel.put(data_link::kAnswer, {{&more, 1}, {&head, sizeof head}, {out.data, out.size}});
+    const bool sealed = put(given, out);
     channel.flush(given.socket);
     if (!sealed) {
         given.why |= kAnswer;
@@ -109,12 +137,26 @@ Exchange::Did Exchange::answer(Given &given) {
     return channel.unsent() ? Did::ended : Did::something;
 }
 
+// False: it is neither short nor in the area, and is left to the Python side.
+bool Exchange::put(const Given &given, const Out &out) {
+    const data_link::AnswerHead head{out.seq, 0, 0, 0};
+    if (given.area && out.size >= given.smallest && out.seq > given.published && out.data >= given.area) {
+        const auto offset = static_cast<uint64_t>(out.data - given.area);
+        const data_link::PieceAt piece{0, given.area_number, offset, out.size};
+        if (offset <= given.area_size && out.size <= given.area_size - offset)
+            return channel.put(data_link::kAnswerAt, {{&piece, sizeof piece}, {&head, sizeof head}});
+    }
+    const uint8_t more = 0;
+    return channel.put(data_link::kAnswer, {{&more, 1}, {&head, sizeof head}, {out.data, out.size}});
+}
+
 Exchange::Did Exchange::handle(Given &given) {
     Message message;
     const Found found = channel.next(message);
     if (found == Found::nothing) return Did::nothing;
     if (found == Found::foreign) return Did::left;
     if (message.kind == data_link::kCalls) return feed(given, message);
+    if (message.kind == data_link::kCallsAt) return feed_placed(given, message);
     if (message.kind != data_link::kIssued || !issued(given, message)) return Did::left;
     channel.take();
     return Did::something;
@@ -138,7 +180,7 @@ void Exchange::run(Given &given) {
     channel.begin(given.channel);
     given.why = 0;
     given.issued = 0;
-    given.slow = given.answered = 0;
+    given.slow = given.answered = given.behind_size = 0;
     const uint64_t begun = looked_ = now_ns();
     for (;;) {
         const Did did = handle(given);
@@ -157,7 +199,7 @@ void Exchange::run(Given &given) {
 #define RGPU_API extern "C" __attribute__((visibility("default")))
 
 // To be raised when the layout of Given or the functions below change.
-RGPU_API int rgw_version() { return 1; }
+RGPU_API int rgw_version() { return 2; }
 
 // Null where the system has no libcrypto.
 RGPU_API rgpu::Exchange *rgw_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,

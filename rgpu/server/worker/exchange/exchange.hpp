@@ -17,7 +17,7 @@ struct Out;
 // The engine's functions (abi.cpp); this library is not linked with it.
 struct EngineCalls {
     void *engine;
-    int (*prompt)(void *, const uint8_t *, size_t);
+    int (*prompt)(void *, const uint8_t *, size_t, const uint8_t *, size_t);
     void (*feed)(void *, const uint8_t *, size_t, Step *);
     void (*take_here)(void *, Out *, uint64_t, int);
     size_t (*watermark)(void *, uint8_t *, size_t, int, int);
@@ -35,6 +35,14 @@ enum Why : uint32_t {
     kMark = 16,   // and `mark` the watermark to be sent ahead of it
 };
 
+// Memory of the agent's that is mapped here and pinned.
+struct Window {
+    const uint8_t *data;
+    uint64_t size;
+    uint32_t number;
+    uint32_t zero;
+};
+
 struct Given {  // mirrored in library.py
     ChannelState channel;
     EngineCalls calls;
@@ -50,6 +58,14 @@ struct Given {  // mirrored in library.py
     uint64_t late;        // ns by which calls may be late without having piled up
     uint64_t spin;        // ns to poll for the next message without sleeping
     uint64_t patience;    // ns to poll for an answer
+    const Window *windows;
+    uint64_t window_count;
+    const uint8_t *area;  // where the program's side reads long answers; null: there is none in use
+    uint64_t area_size;
+    uint64_t published;   // answers to calls up to this one are not placed there
+    uint64_t smallest;    // bytes of an answer from which on it is
+    uint32_t area_number;
+    uint32_t zero;
     // Out
     uint32_t why;
     int32_t issued;       // whether an ISSUED was taken
@@ -61,6 +77,8 @@ struct Given {  // mirrored in library.py
     uint64_t rest_size;
     const uint8_t *mark;
     uint64_t mark_size;
+    const uint8_t *behind;  // with kRest: a payload in a window that continues the stream
+    uint64_t behind_size;
 };
 
 class Exchange {
@@ -73,7 +91,10 @@ class Exchange {
     Did handle(Given &given);
     bool issued(Given &given, const Message &message);
     Did feed(Given &given, const Message &message);
+    Did feed_placed(Given &given, const Message &message);
+    bool fed(Given &given, const uint8_t *data, size_t size);
     Did answer(Given &given);
+    bool put(const Given &given, const Out &out);
     bool more(Given &given, uint64_t until);
 
     uint64_t looked_ = 0;  // ns, when this process ran for certain

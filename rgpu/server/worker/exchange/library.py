@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from rgpu.link.data.frames import SealedConnection
+from rgpu.link.local.shared import SMALLEST
 
 LIBRARY = "librgpu_worker_exchange.so"
-VERSION = 1
+VERSION = 2
 LEFT, FED, REST, ANSWER, MARK = 1, 2, 4, 8, 16  #: why a run ended (``Why`` in exchange.hpp)
 
 
@@ -24,15 +26,22 @@ class _Channel(ctypes.Structure):
                 ("unsent", c_void_p), ("unsent_size", c_uint64), ("received", c_uint64)]
 
 
+class _Window(ctypes.Structure):
+    _fields_ = [("data", c_void_p), ("size", c_uint64), ("number", c_uint32), ("zero", c_uint32)]
+
+
 class Given(ctypes.Structure):
     """What a run is given and gives back: ``Given`` in exchange.hpp, which says what each field is."""
 
     _fields_ = [("channel", _Channel), ("functions", c_void_p * 8), ("step", c_void_p), ("out", c_void_p),
                 ("applied", c_void_p), ("complete", c_void_p), ("socket", c_int32), ("clock", c_int32),
                 ("stream", c_uint64), ("least", c_int64), ("known_until", c_uint64), ("late", c_uint64),
-                ("spin", c_uint64), ("patience", c_uint64), ("why", c_uint32), ("issued", c_int32),
+                ("spin", c_uint64), ("patience", c_uint64), ("windows", POINTER(_Window)), ("window_count", c_uint64),
+                ("area", c_void_p), ("area_size", c_uint64), ("published", c_uint64), ("smallest", c_uint64),
+                ("area_number", c_uint32), ("zero", c_uint32), ("why", c_uint32), ("issued", c_int32),
                 ("arrived", c_uint64), ("slow", c_uint64), ("answered", c_uint64), ("ahead", c_int64),
-                ("rest", c_void_p), ("rest_size", c_uint64), ("mark", c_void_p), ("mark_size", c_uint64)]
+                ("rest", c_void_p), ("rest_size", c_uint64), ("mark", c_void_p), ("mark_size", c_uint64),
+                ("behind", c_void_p), ("behind_size", c_uint64)]
 
 
 def path() -> Path:
@@ -71,6 +80,7 @@ class Exchange:
         given = self.given = Given()
         given.functions[:] = functions[:8]
         given.step, given.out = functions[8:]
+        given.smallest = SMALLEST
         self.socket = given.socket = socket
 
     @classmethod
@@ -105,6 +115,11 @@ class Exchange:
         opener.continue_at(channel.opened, channel.received,
                            ctypes.string_at(channel.pending, channel.pending_size))
 
+    def map(self, windows: Sequence[tuple[int, int, int]]) -> None:
+        """Have payloads read in this pinned memory of the agent's: (number, address, bytes) of each."""
+        rows = [_Window(data, size, number) for number, data, size in windows]
+        self.given.windows, self.given.window_count = (_Window * len(rows))(*rows), len(rows)
+
     @property
     def unsent(self) -> bytes:
         """Frames of the last run that the socket did not take."""
@@ -114,6 +129,12 @@ class Exchange:
     def rest(self) -> bytes:
         """Bytes of records behind those that the last run's last feed has taken."""
         return ctypes.string_at(self.given.rest, self.given.rest_size)
+
+    @property
+    def behind(self) -> memoryview:
+        """The payload in the agent's memory that follows :attr:`rest`; empty: there is none."""
+        size = self.given.behind_size
+        return memoryview((ctypes.c_ubyte * size).from_address(self.given.behind)) if size else memoryview(b"")
 
     @property
     def mark(self) -> bytes:

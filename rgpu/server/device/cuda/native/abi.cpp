@@ -10,7 +10,7 @@
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 11; }
+RGPU_API int rge_version() { return 12; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -75,7 +75,9 @@ RGPU_API int rge_remove_range(Engine *e, uint64_t address) { return e->remove_ra
 RGPU_API int rge_contains(Engine *e, uint64_t address, uint64_t size) { return e->contains(address, size); }
 
 RGPU_API void rge_feed(Engine *e, const uint8_t *data, size_t size, rgpu::Step *step) { e->feed(data, size, *step); }
-RGPU_API int rge_prompt(Engine *e, const uint8_t *data, size_t size) { return e->prompt(data, size); }
+RGPU_API int rge_prompt(Engine *e, const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size) {
+    return e->prompt(data, size, payload, payload_size);
+}
 RGPU_API int rge_interrupted(Engine *e) { return e->interrupted(); }
 RGPU_API void rge_passed(Engine *e, uint64_t seq) { e->passed(seq); }
 RGPU_API void rge_position(Engine *e, uint64_t applied) { e->position(applied); }
@@ -143,6 +145,7 @@ RGPU_API const uint8_t *rge_answer_piece(rgpu::Answer *answer, uint32_t index, u
 }
 
 RGPU_API int rge_area(Engine *e, const uint8_t **data, size_t *size) { return e->area(*data, *size); }
+RGPU_API void rge_share_area(Engine *e, int on) { e->share_area(on); }
 RGPU_API int rge_pin(Engine *e, const uint8_t *data, size_t size) { return e->pin(data, size); }
 RGPU_API int rge_unpin(Engine *e, const uint8_t *data) { return e->unpin(data); }
 

@@ -211,8 +211,8 @@ class Engine {
     // -- records (feed.cpp) ----------------------------------------------------
     void feed(const uint8_t *data, size_t size, Step &step);
     // Whether these bytes are a few whole records, the next ones, that feed() applies at once: without waiting for the
-    // device, and without handing any back.
-    bool prompt(const uint8_t *data, size_t size);
+    // device, and without handing any back. `payload`: the last one's, whole, which lies elsewhere; null: none has one.
+    bool prompt(const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size);
     bool interrupted() const { return interrupts_.load(std::memory_order_acquire) != 0; }
     void passed(uint64_t seq);        // the caller applied the record that feed() returned
     void position(uint64_t applied);  // the session was rebuilt up to there
@@ -276,6 +276,7 @@ class Engine {
 
     // -- memory of other processes (windows.cpp): the applying thread only -------------
     int area(const uint8_t *&data, size_t &size) const { return staging_.area(data, size); }
+    void share_area(bool on) { area_shared_.store(on, std::memory_order_relaxed); }
     int pin(const uint8_t *data, size_t size);  // 1: done; 0: refused; -1: not possible while the device works
     bool unpin(const uint8_t *data);            // false: not possible while the device works
     bool pinned(const uint8_t *data, size_t size) const;
@@ -440,6 +441,7 @@ class Engine {
     uint64_t loose_until_ = 0, loose_for_ = 1024;  // position up to which streams overtake freely; the next time
 
     std::atomic<bool> host_functions_{false};  // some are open
+    std::atomic<bool> area_shared_{false};     // the program's side reads answers in the area
 
     std::atomic<bool> ordered_{false};
     std::atomic<uint64_t> catch_up_{0};  // number of catch-ups

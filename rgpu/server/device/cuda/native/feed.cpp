@@ -151,9 +151,10 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
     return Came::all;
 }
 
-bool Engine::prompt(const uint8_t *data, size_t size) {
+bool Engine::prompt(const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size) {
     if (!gathered_.empty() || inflow_.open || pass_all_ || ordered_.load(std::memory_order_acquire) || interrupted())
         return false;
+    if (payload_size && !size) return false;
     size_t count = 0;
     for (size_t at = 0; at < size; ++count) {
         RecordHeader header;
@@ -161,7 +162,11 @@ bool Engine::prompt(const uint8_t *data, size_t size) {
         std::memcpy(&header, data + at, sizeof header);
         const size_t whole = sizeof header + padded(header.args_len);
         if (header.magic != wire::kRecordMagic || header.args_len > size || whole > size - at ||
-            header.payload_len || header.seq != applied() + 1 + count || !wire::hot(header.call))
+            header.seq != applied() + 1 + count || !wire::hot(header.call))
+            return false;
+        const bool last = payload_size && whole == size - at;
+        if (header.payload_len != (last ? payload_size : 0)) return false;
+        if (last && (header.call != wire::MemcpyH2d::id || payload_size % 8 || !pinned(payload, payload_size)))
             return false;
         if (header.call == wire::Completed::id) {
             wire::Completed call;

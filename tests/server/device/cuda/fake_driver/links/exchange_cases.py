@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import mmap
 import os
+import random
 import struct
 import threading
 import time
@@ -12,12 +16,16 @@ from typing import Any
 import pytest
 
 from rgpu.link.data.published import Issued
+from rgpu.link.local import shared
+from rgpu.link.messages.data import AREA_LAYOUT, AREA_READY
+from rgpu.link.messages.memory import MAPPED, MEMORY
 from rgpu.server.worker.agent.rounds import Rounds
+from rgpu.server.worker.agent.same_host import Door, HostMemory
 from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.exchange import library
 from tests.support.eventually import eventually
-from tests.support.fake_driver.support import BASE, WILD, Journal, driver, linked
+from tests.support.fake_driver.support import BASE, WILD, Journal, driver, linked, linked_here
 from tests.support.fake_driver.support import Agent as AgentEnd
 
 ISSUED = 14
@@ -84,6 +92,141 @@ def test_most_round_trips_are_made_in_compiled_code(program: Program, counted: C
     program.agent.watermark(program.journal.seq)
     assert program.runtime.applied == program.journal.seq
     eventually(lambda: program.runtime.loop.gate.position == program.journal.seq)  # the books follow
+
+
+class Shared(Program):
+    """The same on the worker's host: payloads and answers of 64 KiB and more lie in shared memory."""
+
+    SIZE = 8 << 20
+
+    def __init__(self, device: Any, journal: Journal) -> None:
+        self.runtime = SessionRuntime("s", 1, device)
+        self.host = HostMemory(self.runtime.fast, lambda seq: False)
+        self.link, connection, self.memory = linked_here(self.runtime, self.host)
+        self.agent, self.journal, self.value, self.at = AgentEnd(connection), journal, 0, 0
+        channel, area = self.memory.channel, self.memory.take_area()
+        assert channel is not None and area is not None
+        self.fd = os.memfd_create("bulk", os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(self.fd, 0, self.SIZE)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, shared.SEALS)
+        self.bytes = mmap.mmap(self.fd, self.SIZE)
+        channel.sock.settimeout(20)
+        assert channel.send(MEMORY, 7, self.SIZE, fd=os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY))
+        message = channel.receive()
+        assert message is not None and (message.kind, message.number) == (MAPPED, 7)
+        self.agent.area = area.view
+        self.agent.send(journal.opened() + journal.write(WORDS.pack(0, 0, 0, 0)) + journal.read(16))
+        assert self.agent.answer(journal.seq) == (0, 0, WORDS.pack(0, 0, 0, 0))
+        connection.send(AREA_READY, AREA_LAYOUT.pack(area.number))
+
+    def copy(self, data: bytes, at: int = BASE + 4096) -> None:
+        """To the device and back, each awaited."""
+        journal, before = self.journal, self.journal("completed", observed=self.journal.seq)
+        if self.at + len(data) > self.SIZE:
+            self.at = 0
+        self.bytes[self.at:self.at + len(data)] = data
+        record = journal.write(data, at)
+        self.agent.send_placed(before + record[:len(record) - len(data)], 7, self.at, len(data))
+        self.at += len(data)
+        self.agent.send(journal("stream_synchronize", stream=18))
+        assert self.agent.answer(journal.seq) == (0, 0, b"")
+        self.agent.send(journal("completed", observed=journal.seq) + journal.read(len(data), at))
+        assert self.agent.answer(journal.seq) == (0, 0, data)
+
+    def close(self) -> None:
+        self.link.close()
+        self.memory.close()
+
+
+@pytest.fixture
+def placed(device: Any, journal: Journal) -> Iterator[Shared]:
+    program = Shared(device, journal)
+    yield program
+    program.close()
+
+
+def test_payloads_and_answers_in_shared_memory(placed: Shared, counted: Counted,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has the first payload, for which it pins the memory, and those of a busy moment; others not."""
+    seen: list[int] = []
+    place = Door.place
+
+    def counting(door: Door, body: Any) -> Any:
+        seen.append(placed.journal.seq)
+        return place(door, body)
+
+    monkeypatch.setattr(Door, "place", counting)
+    chance = random.Random(5)
+    for number in range(120):
+        if number % 20 == 0:
+            placed.issue()
+        placed.copy(chance.randbytes(8 * chance.randrange(8 << 10, 128 << 10)))
+    assert 0 < len(seen) < 90
+    assert counted.answered > 60 and placed.agent.placed >= 120
+    assert placed.runtime.applied == placed.journal.seq
+    placed.agent.watermark(placed.journal.seq)
+
+
+def test_payloads_that_cannot_be_read_are_left(placed: Shared, counted: Counted) -> None:
+    """Beyond the memory's end, in memory that is not there, of no bytes: the thread finds them."""
+    placed.copy(bytes(1 << 20))
+    placed.copy(bytes(1 << 20))
+    record = placed.journal.write(bytes(1 << 20), BASE + 4096)
+    placed.agent.send_placed(record[:len(record) - (1 << 20)], 7, placed.SIZE - 4096, 1 << 20)
+    eventually(lambda: placed.link._sender.closed)
+    assert placed.runtime.applied == placed.journal.seq - 1
+
+
+def test_pauses_within_payloads(placed: Shared, counted: Counted) -> None:
+    """An interruption between a record and its payload, or within: the thread continues there."""
+    over = threading.Event()
+
+    def pause() -> None:
+        while not over.is_set():
+            placed.runtime.boundary.pause()
+            placed.runtime.boundary.resume()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    chance = random.Random(6)
+    try:
+        for _ in range(80):
+            placed.copy(chance.randbytes(64 << 10))
+    finally:
+        over.set()
+        thread.join()
+    assert counted.answered
+
+
+def test_interrupted_between_a_record_and_its_payload(placed: Shared, counted: Counted,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's first feed is stopped by an interruption that nobody saw before it."""
+    engine, stopped = placed.runtime.device.engine, []
+    run = library.Exchange.run
+    original = ctypes.cast(engine._lib.rge_feed, ctypes.c_void_p).value or 0
+    Feed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+    def feed(handle: int, data: int, size: int, step: int) -> None:
+        stop = size < 4096 and placed.at and len(stopped) < 3
+        if stop:
+            engine._lib.rge_interrupt(engine._engine, 1)
+            stopped.append(size)
+        Feed(original)(handle, data, size, step)
+        if stop:
+            engine._lib.rge_interrupt(engine._engine, 0)
+
+    replaced = Feed(feed)
+
+    def replacing(exchange: library.Exchange) -> None:
+        exchange.given.functions[2] = ctypes.cast(replaced, ctypes.c_void_p)
+        run(exchange)
+
+    monkeypatch.setattr(library.Exchange, "run", replacing)
+    for _ in range(40):
+        placed.copy(os.urandom(64 << 10))
+        placed.step()
+    assert stopped and counted.why & library.REST
 
 
 def test_without_the_library_the_thread_does_it(device: Any, journal: Journal, counted: Counted,
