@@ -64,6 +64,7 @@ class FakeWorker:
         self.pings: list[tuple[int, Ping]] = []  #: each with what was applied as it came
         self.connection: SealedConnection | None = None
         self.area: PlainArea | None = None  #: that the attached agent reads
+        self.door: Door | None = None  #: of the memory that it shares
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()[:2]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -101,15 +102,15 @@ class FakeWorker:
                 door.start()
             connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted, **said,
                                                         **self.pool.attached_more}))
-            self.area = None
+            self.area, self.door = None, door
             self.attached += 1  # last: who sees it may use the link
             for seq in kept:
                 self._send_answer(connection, seq)
-            self._messages(connection, wanted, door)
+            self._messages(connection, wanted)
         except (RgpuError, OSError, AssertionError):
             sock.close()
 
-    def _messages(self, connection: SealedConnection, wanted: int, door: Door | None) -> None:
+    def _messages(self, connection: SealedConnection, wanted: int) -> None:
         reader, offset = RecordReader(next_seq=wanted), 0
         while True:
             kind, body = connection.recv()
@@ -121,8 +122,8 @@ class FakeWorker:
                 if not self.mute and not self.withholds:
                     connection.send(18, struct.pack("<QII", self.applied, 0, 0))
             elif kind == 10:
-                assert door is not None
-                at, before, payload = door.place(body)
+                assert self.door is not None
+                at, before, payload = self.door.place(body)
                 assert at == offset
                 offset += len(before) + len(payload)
                 self.named += 1
@@ -159,7 +160,8 @@ class FakeWorker:
 
     def _send_answer(self, connection: SealedConnection, seq: int) -> None:
         result, reply, payload = self.retained[seq]
-        reply = reply if len(payload) < SMALLEST else b""
+        if self.host is not None and len(payload) >= SMALLEST:
+            reply = b""
         if self.area is not None and len(payload) >= SMALLEST and (at := self.area.place(seq, payload)) is not None:
             self.in_area += 1
             head = struct.pack("<QiII", seq, result, 0, 0)

@@ -142,7 +142,7 @@ class FakeReader:
                 self.wraps += 1
             elif kind in (WATERMARK, TEXT):
                 found.append((kind, page[here + 16:here + 16 + length]))
-            elif kind == ANSWER_AT:
+            elif kind == ANSWER_AT and self.areas:
                 more, number, at, size = struct.unpack_from("<BIQQ", page, here + 16)
                 self.placed += 1
                 self._piece(bytes([more]) + page[here + 16 + 21:here + 16 + length] + self.areas[number][at:at + size],
