@@ -136,7 +136,7 @@ bool Exchange::place(const Given &given, wire::RecordHeader &header, size_t at, 
         return false;
     header.flags = 0;
     std::memcpy(records_.data() + at, &header, sizeof header);
-    payloads_.push_back({at, end, {0, found->number, 0, where.offset, length}, {header.seq, length, found->index, 0}});
+    payloads_.push_back({end, {0, found->number, 0, where.offset, length}, {header.seq, length, found->index, 0}});
     return true;
 }
 

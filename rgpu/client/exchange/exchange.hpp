@@ -96,8 +96,8 @@ class Exchange {
     enum class Calls { none, held, shipped, left };
     Calls take_calls(Given &given, uint64_t now);
     Calls ship(Given &given, uint64_t committed, bool due);
-    bool examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags);
-    bool place(const Given &given, wire::RecordHeader &header, size_t at, size_t end);
+    bool examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags);  // of the last call
+    bool place(const Given &given, wire::RecordHeader &header, size_t at, size_t end);  // a record's payload
     bool send(Given &given, size_t size);
     bool pass(Given &given);  // whether messages are left
     bool pass_mark(Given &given, const Message &message);
@@ -110,7 +110,7 @@ class Exchange {
     bool pending();  // whether a whole message is received and not passed on
 
     struct Payload {
-        size_t head, end;  // offsets in records_: of the record's header, and behind its place, which is not sent
+        size_t end;  // offset in records_ behind the record, whose last bytes are the place, which is not sent
         data_link::Place place;
         Placed placed;
     };

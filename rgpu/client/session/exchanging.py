@@ -91,7 +91,12 @@ class Exchanging:
         if self._named != (known := (walker.bulk_changes, shipper.bulk.changes)):
             exchange.name(shipper.bulk.nameable())
             self._named = known
-        exchange.run()
+        given.placed_count = 0
+        try:
+            exchange.run()
+        finally:  # the worker may read them from now on, also where the link is found broken
+            for placed in given.placed[:given.placed_count]:
+                shipper.bulk.named(placed.seq, placed.index, placed.length)
         if given.why & SHIPPED:
             self._note_shipped(shipper.cursor)
         elif given.why & CALLS_LEFT:
@@ -102,8 +107,6 @@ class Exchanging:
     def _note_shipped(self, cursor: Cursor | None) -> None:
         assert self._exchange is not None and cursor is not None
         given, shipper = self._exchange.given, self._shipper
-        for placed in given.placed[:given.placed_count]:  # first: taking calls may give segments up
-            shipper.bulk.named(placed.seq, placed.index, placed.length)
         shipper.take_calls(given.seq - 1)
         shipper.journal.take(cursor, given.shipped)
         shipper.shipping.were_shipped(given.shipped, given.issued)

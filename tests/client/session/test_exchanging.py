@@ -13,6 +13,7 @@ from rgpu.client.data_link.bulk import SameHost
 from rgpu.client.exchange import library
 from rgpu.client.run.agent import Agent
 from rgpu.link import versions
+from rgpu.session.errors import LinkError
 from tests.support.agent.fake_pool import FakePool, FakeWorker
 from tests.support.agent.fake_shim import FakeShim
 from tests.support.agent.running import ARGS, SYNC, busy, start
@@ -257,6 +258,31 @@ def test_links_drop_and_workers_die_among_copies(here: tuple[FakeShim, FakeWorke
     check_copies(shim, second)
     assert agent.statistics()["heat"]["divergences"] == 0
     assert second.named > 10 and second.in_area > 10
+
+
+def test_a_payload_is_held_also_where_its_link_breaks_at_once(here: tuple[FakeShim, FakeWorker],
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker may read it later: the same worker is attached to again."""
+    shim, worker = here
+    run, named = library.Exchange.run, SameHost.named
+    broken: list[int] = []
+    held: list[int] = []
+
+    def breaking(exchange: library.Exchange) -> None:
+        run(exchange)
+        if exchange.given.placed_count and not broken:
+            broken.append(exchange.given.placed[0].seq)
+            raise LinkError("the connection broke while sending")
+
+    def noting(bulk: SameHost, seq: int, index: int, length: int) -> None:
+        held.append(seq)
+        named(bulk, seq, index, length)
+
+    monkeypatch.setattr(library.Exchange, "run", breaking)
+    monkeypatch.setattr(SameHost, "named", noting)
+    copies(shim, 30)
+    check_copies(shim, worker)
+    assert broken and broken[0] in held and worker.attached == 2
 
 
 def test_another_answer_in_shared_memory_diverges(here: tuple[FakeShim, FakeWorker], pool: FakePool, agent: Agent
