@@ -96,11 +96,7 @@ class Returns:
 
     def answer_was_put(self, body: memoryview) -> None:
         """Note a whole answer that other code has put into the ring."""
-        passing = PassingAnswer(body[1:], self._deliveries.compare)
-        if self._deliveries.keeps_reply(passing.seq):
-            passing.kept = bytearray()
-        passing.add(body[1:])
-        self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
+        self._whole_was_put(body[1:])
 
     def placed_answer_was_put(self, body: memoryview) -> None:
         """Note a whole answer in the worker's area that other code has put into the ring, before calls are shipped.
@@ -111,10 +107,15 @@ class Returns:
         _, number, offset, length = PIECE_AT_LAYOUT.unpack_from(body)
         payload = self.areas.view(number, offset, length)
         self.areas.named(length, self._ring.written)
-        passing = PassingAnswer(body[PIECE_AT_LAYOUT.size:], self._deliveries.compare)
-        passing.add(body[PIECE_AT_LAYOUT.size:])
-        passing.add(payload)
-        self._deliveries.delivered(passing.seq, passing.digest(), passing.result)
+        self._whole_was_put(body[PIECE_AT_LAYOUT.size:], payload)
+
+    def _whole_was_put(self, *parts: memoryview) -> None:
+        passing = PassingAnswer(parts[0], self._deliveries.compare)
+        if self._deliveries.keeps_reply(passing.seq):
+            passing.kept = bytearray()
+        for part in parts:
+            passing.add(part)
+        self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
 
     # -- answers ----------------------------------------------------------------------
     def answer(self, body: memoryview) -> None:

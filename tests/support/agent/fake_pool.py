@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
@@ -53,6 +54,7 @@ class FakeWorker:
         self.withholds = False  #: answers and watermarks: it says that it applied calls, nothing of their end
         self.lie: bytes | None = None  #: answer this instead
         self.big = b""  #: payload of the answers
+        self.varies = False  #: as long, and each call's own
         self.host: HostMemory | None = None  #: shares memory with agents on this host
         self.named = self.in_area = 0  #: payloads that came by their place; answers that went so
         self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
@@ -154,7 +156,8 @@ class FakeWorker:
             if record.call_id == COMPLETED:
                 self.completed.add(struct.unpack("<Q", record.args)[0])
             if record.call_id in ANSWERED:
-                self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
+                payload = random.Random(record.seq).randbytes(len(self.big)) if self.varies else self.big
+                self.retained[record.seq] = (0, self.lie or answer_of(record), payload)
         if record.call_id in ANSWERED and not self.mute and not self.withholds:
             self._send_answer(connection, record.seq)
 

@@ -117,7 +117,6 @@ class FakeReader:
         self.wraps = self.restarts = self.longest = 0
         self.idle = False  #: read nothing
         self.areas: dict[int, mmap.mmap] = {}  #: the workers', by number
-        self.placed = 0  #: pieces of answers that were read there
 
     def stamp(self, seq: int, ns: int) -> None:
         """Say that call ``seq`` is published now."""
@@ -144,7 +143,6 @@ class FakeReader:
                 found.append((kind, page[here + 16:here + 16 + length]))
             elif kind == ANSWER_AT and self.areas:
                 more, number, at, size = struct.unpack_from("<BIQQ", page, here + 16)
-                self.placed += 1
                 self._piece(bytes([more]) + page[here + 16 + 21:here + 16 + length] + self.areas[number][at:at + size],
                             first, found)
             else:

@@ -30,11 +30,10 @@ def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = No
     return _attached(runtime, {"delivered": published} | ({} if printed is None else {"printed": printed}))[:2]
 
 
-def linked_here(runtime: SessionRuntime, host: HostMemory, published: int = 0
-                ) -> tuple[AgentLink, SealedConnection, HostLink]:
+def linked_here(runtime: SessionRuntime, host: HostMemory) -> tuple[AgentLink, SealedConnection, HostLink]:
     """The same, and the memory that both share."""
     ask = HostAsk(runtime.session, True)
-    link, agent, answer = _attached(runtime, {"delivered": published, **ask.attach_fields}, host)
+    link, agent, answer = _attached(runtime, {"delivered": 0, **ask.attach_fields}, host)
     ask.told(answer)
     return link, agent, ask.found
 

@@ -118,16 +118,15 @@ class ApplyLoop:
             and not self._order.catching_up and not self._text.printing and self._effects.log is None \
             and not self._executor.broken
 
-    def fed(self, fed: Fed, rest: Any = b"", *behind: Any) -> None:
+    def fed(self, fed: Fed, rest: Any = b"", behind: Any = b"") -> None:
         """Continue where other code has fed the path, between :meth:`begin` and :meth:`end`: with what that gave.
 
         ``rest``: the bytes behind those that were taken, and ``behind`` those that follow them elsewhere. Raises as
         :meth:`take` does.
         """
         self._take(memoryview(rest), fed)
-        for data in behind:
-            if len(data):
-                self._take(memoryview(data).cast("B"))
+        if len(behind):
+            self._take(memoryview(behind).cast("B"))
 
     def _take(self, view: memoryview, fed: Fed | None = None) -> int:
         path, at = self._path, 0

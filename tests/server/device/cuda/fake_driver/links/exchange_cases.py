@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import mmap
 import os
 import random
 import struct
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 
 from rgpu.link.data.published import Issued
-from rgpu.link.local import shared
 from rgpu.link.messages.data import AREA_LAYOUT, AREA_READY
 from rgpu.link.messages.memory import MAPPED, MEMORY
 from rgpu.server.worker.agent.rounds import Rounds
@@ -24,6 +21,7 @@ from rgpu.server.worker.agent.same_host import Door, HostMemory
 from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.exchange import library
+from tests.support.agent.fake_shim import FakeSegment
 from tests.support.eventually import eventually
 from tests.support.fake_driver.support import BASE, WILD, Journal, driver, linked, linked_here
 from tests.support.fake_driver.support import Agent as AgentEnd
@@ -106,12 +104,9 @@ class Shared(Program):
         self.agent, self.journal, self.value, self.at = AgentEnd(connection), journal, 0, 0
         channel, area = self.memory.channel, self.memory.take_area()
         assert channel is not None and area is not None
-        self.fd = os.memfd_create("bulk", os.MFD_ALLOW_SEALING)
-        os.posix_fallocate(self.fd, 0, self.SIZE)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, shared.SEALS)
-        self.bytes = mmap.mmap(self.fd, self.SIZE)
+        self.segment = FakeSegment(7, 1, self.SIZE)
         channel.sock.settimeout(20)
-        assert channel.send(MEMORY, 7, self.SIZE, fd=os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY))
+        assert channel.send(MEMORY, 7, self.SIZE, fd=self.segment.fd)
         message = channel.receive()
         assert message is not None and (message.kind, message.number) == (MAPPED, 7)
         self.agent.area = area.view
@@ -124,7 +119,7 @@ class Shared(Program):
         journal, before = self.journal, self.journal("completed", observed=self.journal.seq)
         if self.at + len(data) > self.SIZE:
             self.at = 0
-        self.bytes[self.at:self.at + len(data)] = data
+        self.segment.map[self.at:self.at + len(data)] = data
         record = journal.write(data, at)
         self.agent.send_placed(before + record[:len(record) - len(data)], 7, self.at, len(data))
         self.at += len(data)
@@ -167,12 +162,14 @@ def test_payloads_and_answers_in_shared_memory(placed: Shared, counted: Counted,
     placed.agent.watermark(placed.journal.seq)
 
 
-def test_payloads_that_cannot_be_read_are_left(placed: Shared, counted: Counted) -> None:
+@pytest.mark.parametrize(("memory", "offset", "length"), [
+    (7, Shared.SIZE - 4096, 1 << 20), (7, Shared.SIZE + 8, 1 << 20), (8, 0, 1 << 20), (7, 0, 0)])
+def test_payloads_that_cannot_be_read_are_left(placed: Shared, memory: int, offset: int, length: int) -> None:
     """Beyond the memory's end, in memory that is not there, of no bytes: the thread finds them."""
     placed.copy(bytes(1 << 20))
     placed.copy(bytes(1 << 20))
     record = placed.journal.write(bytes(1 << 20), BASE + 4096)
-    placed.agent.send_placed(record[:len(record) - (1 << 20)], 7, placed.SIZE - 4096, 1 << 20)
+    placed.agent.send_placed(record[:len(record) - (1 << 20)], memory, offset, length)
     eventually(lambda: placed.link._sender.closed)
     assert placed.runtime.applied == placed.journal.seq - 1
 
