@@ -171,6 +171,27 @@ def test_work_that_waits_for_a_later_call_drains_after_it(device: CpuDevice, jou
     runtime.resume()
 
 
+def test_work_that_waits_for_many_later_calls_is_given_time(device: CpuDevice, journal: Journal) -> None:
+    """As a stream that waits for another host's: it is released after many calls, each after the one before it."""
+    runtime, _ = runtime_of(device)
+    runtime.feed([*opened(journal), journal("host_function", stream=0)])
+    steps = [journal("event_create", event=100 + n, context=16, flags=0) for n in range(30)]
+    done = journal("host_function_done", call=5)
+
+    def program() -> None:
+        for step in steps:
+            runtime.feed([step])
+            time.sleep(0.03)
+        runtime.feed([done])
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    runtime.quiesce(20)
+    thread.join()
+    assert runtime.applied == done.seq
+    runtime.resume()
+
+
 def test_a_program_that_gave_all_its_work_at_once_can_be_cut(device: CpuDevice, journal: Journal,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """More than drains in one try is always there to be applied: each try lets less of it in."""
