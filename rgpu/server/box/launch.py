@@ -51,12 +51,17 @@ def enter(plan: dict[str, Any]) -> None:
         seccomp.install()
 
 
+def tell(plan: dict[str, Any]) -> None:
+    """Set the variable by which the worker knows its box."""
+    os.environ[BOX] = json.dumps({name: plan[name] for name in ("walls", "uid", "owner")})
+
+
 def main() -> None:
     """Read the plan, go into the box, become the worker."""
     plan = json.loads(os.environ.pop(PLAN))
     try:
         enter(plan)
-        os.environ[BOX] = json.dumps({name: plan[name] for name in ("walls", "uid", "owner")})
+        tell(plan)
         os.execv(plan["argv"][0], plan["argv"])
     except (OSError, ValueError) as error:
         print(f"the worker's box cannot be made: {error}", file=sys.stderr, flush=True)

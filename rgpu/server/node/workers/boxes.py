@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -30,6 +31,8 @@ from rgpu.server.box.walls import Mode, Standing, check, decide
 from rgpu.server.device.mps import PIPES
 from rgpu.server.node.workers import proven_walls
 from rgpu.server.node.workers.homes import Home, all_of, forget_old, make, prune
+from rgpu.server.template import forking
+from rgpu.server.template.forking import NotForked, Templates, WorkerProcess
 from rgpu.server.worker.entered_box import TOKEN
 from rgpu.session.errors import Refused, UsageError
 
@@ -65,6 +68,7 @@ class Boxes:
     before_kill: Callable[[int], None] | None = None  #: called, in a thread, with the pid of a worker to be killed
     driver_cache: bool = True
     mode: Mode = Mode.AUTO
+    templates: Templates = field(default_factory=Templates)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -162,18 +166,30 @@ class Boxes:
         finally:
             self.release(home)
 
-    def spawn(self, arguments: Sequence[str], home: Home, log_path: Path, *, apart: bool = False
-              ) -> subprocess.Popen[bytes]:
+    def spawn(self, arguments: Sequence[str], home: Home, log_path: Path, *, apart: bool = False) -> WorkerProcess:
         """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError.
 
-        ``apart``: it becomes no client of an MPS server.
+        It is forked from the node's template (:mod:`rgpu.server.template`), or executed: for other kinds of devices,
+        and where none can be forked. ``apart``: it becomes no client of an MPS server.
         """
-        return self.execute([sys.executable, "-m", "rgpu.server.worker.main", "--home", str(home.path), *arguments],
-                            home, log_path, apart=apart)
+        kind = arguments[arguments.index("--device") + 1].partition(":")[0]
+        arguments = ["--home", str(home.path), *arguments]
+        environ, plan = self._plan(home, apart)
+        if kind in forking.KINDS:
+            common = worker_environment(self.environ, driver_cache=self.driver_cache)
+            try:
+                with open(log_path, "ab") as output:
+                    return self.templates.fork(kind, common, plan, arguments, environ, output.fileno())
+            except NotForked as error:
+                log.warning("a worker is executed: that takes longer", reason=str(error))
+        return self._execute([sys.executable, "-m", "rgpu.server.worker.main", *arguments], environ, plan, log_path)
 
-    def execute(self, command: Sequence[str], home: Home, log_path: Path, *, apart: bool = False
-                ) -> subprocess.Popen[bytes]:
-        """Start a program as a worker is started; see :meth:`spawn`."""
+    def execute(self, command: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
+        """Start a program in a box of its own, as a worker is executed. Raises OSError."""
+        return self._execute(command, *self._plan(home, apart=False), log_path)
+
+    def _plan(self, home: Home, apart: bool) -> tuple[dict[str, str], dict[str, Any]]:
+        """Make what the box needs on this host, and return (the worker's environment, the plan of its box)."""
         walls = self.names
         environ = worker_environment(self.environ, home.path, driver_cache=self.driver_cache)
         environ |= {PIPES: str(home.path)} if apart else self.mps  # no control daemon is there
@@ -182,13 +198,17 @@ class Boxes:
             uid, gid = self._take_user(home)
         group = self._make_group(home) if "memory" in walls else Group()
         plan = {"walls": walls, "joins": group.joins(), "uid": uid, "gid": gid, "owner": os.getuid(),
-                "argv": list(command),
                 "places": worker_places(home.path, devices=self.devices, environ=environ, writable=self._shared(gid),
                                         driver_cache=self.driver_cache)}
-        environ |= {launch.PLAN: json.dumps(plan), TOKEN: home.token()}
+        return environ | {TOKEN: home.token()}, plan
+
+    @staticmethod
+    def _execute(command: Sequence[str], environ: Mapping[str, str], plan: Mapping[str, Any], log_path: Path
+                 ) -> subprocess.Popen[bytes]:
+        environ = {**environ, launch.PLAN: json.dumps({**plan, "argv": list(command)})}
         with open(log_path, "ab") as output:
             process = _start([sys.executable, "-E", "-S", _LAUNCH], environ, output.fileno(),
-                             own_processes="processes" in walls)
+                             own_processes="processes" in plan["walls"])
         threading.Thread(target=process.wait, name="reap", daemon=True).start()  # so that no zombie is left
         return process
 

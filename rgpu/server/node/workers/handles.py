@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from rgpu.server.node.workers import homes
 from rgpu.server.node.workers.boxes import Boxes, basic
 from rgpu.server.node.workers.homes import Home, reach
 from rgpu.server.node.workers.warm_workers import WarmWorkers
+from rgpu.server.template.forking import WorkerProcess
 from rgpu.server.worker.entered_box import SOCKET
 from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
@@ -276,7 +276,7 @@ def common_options(directory: Path, log_level: str, module_cache_size: int, memo
             "--module-cache-size", str(module_cache_size), "--host-memory", str(memory))
 
 
-async def _connect(home: Home, process: subprocess.Popen[bytes]) -> Channel:
+async def _connect(home: Home, process: WorkerProcess) -> Channel:
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:

@@ -26,6 +26,7 @@ import structlog
 from rgpu.link.local.packets import Channel
 from rgpu.server.node.workers import homes, warm_pool_size
 from rgpu.server.node.workers.homes import Home, reach
+from rgpu.server.template.forking import WorkerProcess
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import RgpuError
@@ -47,13 +48,13 @@ FEW = 4
 RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: delays after one that did not start, or died
 
 #: (arguments behind the module's name, the worker's folder, log file) → the process
-Spawn = Callable[[list[str], Home, Path], subprocess.Popen[bytes]]
+Spawn = Callable[[list[str], Home, Path], WorkerProcess]
 
 
 @dataclass(slots=True)
 class _WarmWorker:
     device: str
-    process: subprocess.Popen[bytes]
+    process: WorkerProcess
     home: Home
     channel: Channel
 
@@ -75,7 +76,7 @@ class WarmWorkers:
         self._starting: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._begun: dict[str, int] = {}  #: number of starts under way
-        self._making: dict[str, list[subprocess.Popen[bytes]]] = {}  #: processes of these starts, once they exist
+        self._making: dict[str, list[WorkerProcess]] = {}  #: processes of these starts, once they exist
         self._away: dict[str, float] = {}  #: until when none is started beyond the first
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: sessions that wait for the next one
         self._patience: dict[str, float] = {}  #: seconds that a starting one is waited for
@@ -116,7 +117,7 @@ class WarmWorkers:
         return [item.process.pid for items in self._ready.values() for item in items]
 
     async def become(self, device: str, assignment: Assignment, log_path: Path
-                     ) -> tuple[subprocess.Popen[bytes], Home] | None:
+                     ) -> tuple[WorkerProcess, Home] | None:
         """Make a warm worker the session's worker, logging to ``log_path``; None when none is available."""
         for again in (True, False):
             found = await self._take(device, assignment, log_path)
@@ -148,7 +149,7 @@ class WarmWorkers:
         return True
 
     async def _take(self, device: str, assignment: Assignment, log_path: Path
-                    ) -> tuple[subprocess.Popen[bytes], Home] | None:
+                    ) -> tuple[WorkerProcess, Home] | None:
         while items := self._ready.get(device):
             item = items.pop(0)
             self._unwatch(item)
@@ -179,7 +180,7 @@ class WarmWorkers:
 
     async def give_way(self, device: str, bytes_wanted: int) -> None:
         """End warm workers beyond the first, until ``bytes_wanted`` of the device's memory are free for a session."""
-        ending: list[subprocess.Popen[bytes]] = []
+        ending: list[WorkerProcess] = []
         items = self._ready.get(device, [])
         ending += self._making.get(device, [])[0 if items else 1:]
         for process in ending:
@@ -330,7 +331,7 @@ def replace_seconds(processors: int) -> float:
     return 0.0 if processors > FEW else REPLACE_SECONDS
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _ended(process: WorkerProcess) -> None:
     """Wait briefly for the end of a killed process: its device memory is free then."""
     try:
         process.wait(END_SECONDS)
@@ -338,7 +339,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
         log.warning("a warm worker that gave way has not ended", pid=process.pid)
 
 
-def _reach(home: Home, process: subprocess.Popen[bytes]) -> Channel:
+def _reach(home: Home, process: WorkerProcess) -> Channel:
     """Wait until a new warm worker is ready. Raises :class:`TimedOut`, :class:`LinkError`, OSError."""
     deadline = START_SECONDS
     while True:

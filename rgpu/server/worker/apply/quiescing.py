@@ -10,7 +10,6 @@ from rgpu.server.apply_path import ApplyPath
 from rgpu.server.stalling import Stall
 from rgpu.session.errors import TimedOut
 
-
 LONGEST_RUN = 0.5  #: seconds for which the session runs between two attempts, at most
 
 
