@@ -74,12 +74,20 @@ def measured(name: str, unit: str, action: Callable[[], Any], count: int, scale:
     row(name, unit, scale(statistics.median(found)), len(found))
 
 
+def sampled(name: str, unit: str, sample: Callable[[], float], repeats: int = 7) -> None:
+    """A row: the median of what ``sample`` returns, in the row's unit; it warms up by itself."""
+    if os.environ.get("BENCH_TURNS"):
+        print(json.dumps({"turn": name, "unit": unit}), flush=True)
+        while sys.stdin.readline().strip() == "go":
+            print(json.dumps({"sample": sample()}), flush=True)
+        return
+    row(name, unit, statistics.median(sample() for _ in range(repeats)), repeats)
+
+
 def _turns(name: str, unit: str, action: Callable[[], Any], count: int, scale: Callable[[float], float]) -> None:
     """One sample for each ``go``; the first action after the wait is not timed."""
     timed(action, 1, 1)
-    print(json.dumps({"turn": name, "unit": unit}), flush=True)
-    while sys.stdin.readline().strip() == "go":
-        print(json.dumps({"sample": scale(timed(action, count, 1, 1)[0])}), flush=True)
+    sampled(name, unit, lambda: scale(timed(action, count, 1, 1)[0]))
 
 
 def counted(name: str, action: Callable[[], Any], steps: int) -> None:

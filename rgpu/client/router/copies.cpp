@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -105,14 +106,15 @@ CUcontext context_at(Member& member, std::uint64_t address) {
   return context ? context : member.last.load();
 }
 
-// Copies of which the program has not learned yet that they were received.
+// A copy of which the program has not learned yet that it was received.
 struct Underway {
-  const Member *to, *from;
-  std::uint64_t stream, received;  // the receiving call
-  std::uint64_t sent;              // the sending call
+  const Member* from;
+  std::uint64_t received, sent;  // the receiving and the sending call
 };
+// Of each receiving member, by the receiving stream: in a stream they are received in order, so that only its first ones
+// are looked at, however many there are.
 std::mutex underway_lock;  // also held while a journal is told: no other thread goes on before that
-auto& underway = *new std::vector<Underway>;
+auto& underway = *new std::map<const Member*, std::map<std::uint64_t, std::deque<Underway>>>;
 std::atomic<std::size_t> underway_count{0};
 
 // The two ends of a copy while it is given to the members.
@@ -152,18 +154,20 @@ class Ends {
     Pair& pair = pair_of(to_, from_);
     std::lock_guard guard(pair.lock);
     if (CUresult r = make(pair, to_, from_); r) return r;
-    Underway copy{to_.member, from_.member, 0, 0, 0};
+    Underway copy{from_.member, 0, 0};
+    std::uint64_t receiver = 0;
     for (std::size_t at = 0; at < parts.size(); at += kMany) {
       const std::size_t count = std::min(kMany, parts.size() - at);
       std::uint64_t stream = 0;
       if (CUresult r = give(sending, from_, pair.numbers[1], kSend, &parts[at], count); r) return r;
       from_.member->table->last_group(&stream, &copy.sent);
       if (CUresult r = give(receiving, to_, pair.numbers[0], kReceive, &parts[at], count); r) return r;
-      to_.member->table->last_group(&copy.stream, &copy.received);
+      to_.member->table->last_group(&receiver, &copy.received);
     }
     std::lock_guard noted(underway_lock);
-    underway.push_back(copy);
-    underway_count.store(underway.size(), std::memory_order_release);
+    auto& copies = underway[to_.member][receiver];  // another thread may have noted a later one before
+    copies.insert(std::ranges::upper_bound(copies, copy.received, {}, &Underway::received), copy);
+    underway_count.fetch_add(1, std::memory_order_release);
     return CUDA_SUCCESS;
   }
 
@@ -202,12 +206,17 @@ class Ends {
 void received(const Member& member) {
   if (!underway_count.load(std::memory_order_acquire)) return;
   std::lock_guard guard(underway_lock);
-  std::erase_if(underway, [&](const Underway& copy) {
-    if (copy.to != &member || !member.table->complete(copy.stream, copy.received)) return false;
-    copy.from->table->complete_here(copy.sent);
-    return true;
+  const auto found = underway.find(&member);
+  if (found == underway.end()) return;
+  std::erase_if(found->second, [&](auto& of_stream) {
+    auto& [stream, copies] = of_stream;
+    while (!copies.empty() && member.table->complete(stream, copies.front().received)) {
+      copies.front().from->table->complete_here(copies.front().sent);
+      copies.pop_front();
+      underway_count.fetch_sub(1, std::memory_order_release);
+    }
+    return copies.empty();
   });
-  underway_count.store(underway.size(), std::memory_order_release);
 }
 
 CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>& pieces, const Line& line) {

@@ -170,13 +170,14 @@ class Boxes:
         """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError.
 
         It is forked from the node's template (:mod:`rgpu.server.template`), or executed: for other kinds of devices,
-        and where none can be forked. ``apart``: it becomes no client of an MPS server.
+        another environment than that of the template, and where none can be forked. ``apart``: it becomes no client of
+        an MPS server.
         """
         kind = arguments[arguments.index("--device") + 1].partition(":")[0]
         arguments = ["--home", str(home.path), *arguments]
         environ, plan = self._plan(home, apart)
-        if kind in forking.KINDS:
-            common = worker_environment(self.environ, driver_cache=self.driver_cache)
+        if kind in forking.KINDS and not apart:
+            common = {**worker_environment(self.environ, driver_cache=self.driver_cache), **self.mps}
             try:
                 with open(log_path, "ab") as output:
                     return self.templates.fork(kind, common, plan, arguments, environ, output.fileno())
