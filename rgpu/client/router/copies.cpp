@@ -208,15 +208,16 @@ void received(const Member& member) {
   std::lock_guard guard(underway_lock);
   const auto found = underway.find(&member);
   if (found == underway.end()) return;
-  std::erase_if(found->second, [&](auto& of_stream) {
-    auto& [stream, copies] = of_stream;
+  auto& streams = found->second;
+  for (auto it = streams.begin(); it != streams.end();) {
+    auto& [stream, copies] = *it;
     while (!copies.empty() && member.table->complete(stream, copies.front().received)) {
       copies.front().from->table->complete_here(copies.front().sent);
       copies.pop_front();
       underway_count.fetch_sub(1, std::memory_order_release);
     }
-    return copies.empty();
-  });
+    it = copies.empty() ? streams.erase(it) : std::next(it);
+  }
 }
 
 CUresult copy_between(const Side& to, const Side& from, const std::vector<Piece>& pieces, const Line& line) {
