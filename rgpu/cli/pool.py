@@ -14,24 +14,32 @@ from rgpu.session.errors import PoolUnavailable, TimedOut
 
 __all__ = ["connect", "daemon_state", "log_size", "pool_files", "require_pool", "wait_ready"]
 
-START_SECONDS = 40.0
+QUIET_SECONDS = 75.0  #: for which a starting daemon may log nothing: one examination of a device takes 60 s at most
+START_SECONDS = 600.0  #: for the whole start; each device of a busy host may need a minute
 
 
 def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes], since: int = 0) -> dict[str, Any]:
     """Wait until the daemon reports that it serves. ``since``: bytes of its log that an earlier run wrote.
 
-    Returns its state. Raises :class:`PoolUnavailable` when it ended, or :class:`TimedOut`, with the end of its log.
+    Returns its state. Raises :class:`PoolUnavailable` when it ended, or :class:`TimedOut` when it logged nothing for
+    :data:`QUIET_SECONDS` or took :data:`START_SECONDS`, with the end of its log.
     """
     deadline = time.monotonic() + START_SECONDS
     log = files.root / "nodes" / host / "server.log"
+    size, grown = -1, 0.0
     while True:
         state = daemon_state(files, host)
         if state["running"] and state.get("ready") and state["pid"] == process.pid:
             return state
         if process.poll() is not None:
             raise PoolUnavailable(f"the daemon of {host} ended with status {process.returncode}: {_tail(log, since)}")
-        if time.monotonic() > deadline:
+        now, before, size = time.monotonic(), size, log_size(files, host)
+        grown = now if size != before else grown
+        if now > deadline:
             raise TimedOut(f"the daemon of {host} was not ready after {START_SECONDS:.0f} s: {_tail(log, since)}")
+        if now - grown > QUIET_SECONDS:
+            raise TimedOut(f"the daemon of {host} is not ready, and logged nothing for {QUIET_SECONDS:.0f} s: "
+                           f"{_tail(log, since)}")
         time.sleep(0.03)
 
 

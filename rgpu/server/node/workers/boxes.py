@@ -151,6 +151,7 @@ class Boxes:
 
     def _works(self, device: str) -> bool:
         """Whether the device does simple work for a process in a worker's box."""
+        log.info("a device is examined", device=device, walls=self.names)  # `rgpu up` waits while this goes on
         home = make(self.directory)
         output = self.directory / "box.log"
         try:
