@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
-	@echo "make test     set up and pass all tests (35 to 50 minutes on two cores, no GPU)"
+	@echo "make test     set up and pass all tests (25 to 40 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
 	@echo "make sweep-etcd  the sweeps of moves, faults and kills with every pool on an etcd of three members"
 	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
