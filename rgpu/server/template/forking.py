@@ -22,7 +22,7 @@ from rgpu.session.errors import RgpuError
 log = structlog.get_logger(__name__)
 
 KINDS = frozenset({"cpu"})  #: of devices whose workers are forked; forked CUDA workers were not measured on a GPU yet
-ANSWER_SECONDS = 30.0  #: that a template may take to start and to fork
+ANSWER_SECONDS = 60.0  #: that a template may take to start and to fork, as a worker may that is executed
 STATUS_SECONDS = 1.0  #: between the end of a worker and the report of its status
 ROOM = "." * 2048  #: an argument of the template, for the command lines of workers: a process's arguments cannot grow
 UNKNOWN = 255  #: the status of a worker whose template ended before it
@@ -60,10 +60,11 @@ class Forked:
         self.pid = pid
         self.returncode: int | None = None
         self._told, self._status = threading.Event(), UNKNOWN
+        self._pidfd = -1
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it has ended, and was reaped
-            self._pidfd = -1
+            pass
 
     def tell(self, status: int) -> None:
         """Note the exit status that its parent reports."""
@@ -174,8 +175,12 @@ class _Template:
             self._answers.append(answer)
             self._changed.notify_all()
 
+    def kill(self) -> None:
+        """End it at once, whatever it does; its workers live on."""
+        self._process.kill()
+
     def close(self) -> None:
-        """End it; its workers live on."""
+        """End it when it has done what it was asked for; its workers live on."""
         self.channel.close()
 
 
@@ -208,6 +213,8 @@ class Templates:
                     if self._template is not None and self._template.open or not again:
                         raise NotForked(f"the worker cannot be forked: {error}") from error
                 except OSError:
+                    if self._template is not None:
+                        self._template.kill()  # else it might fork later, for a worker that was given up
                     self._close()
                     raise
         raise AssertionError("unreachable")

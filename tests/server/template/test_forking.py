@@ -16,11 +16,12 @@ import pytest
 
 from rgpu.server.box import host, launch
 from rgpu.server.box.walls import Mode
-from rgpu.server.node.workers import handles
+from rgpu.server.node.workers import handles, homes
 from rgpu.server.node.workers.boxes import Boxes
 from rgpu.server.node.workers.handles import WorkerHandle
 from rgpu.server.template import forking
 from rgpu.server.template.forking import UNKNOWN, NotForked, Templates
+from rgpu.session.errors import TimedOut
 from tests.support.eventually import eventually
 
 USERS = (391100, 391199)
@@ -128,6 +129,19 @@ async def still_answers(boxes: Boxes, handle: WorkerHandle) -> bool:
     finally:
         for one in adopted:
             one.leave()
+
+
+def test_a_template_that_hangs_forks_nothing_later(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(boxes, "one")
+    template = boxes.templates.pid
+    os.kill(template, signal.SIGSTOP)
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 0.5)
+    with pytest.raises(TimedOut, match="the worker of two did not start: .* did not answer in 0 s"):
+        start(boxes, "two")
+    monkeypatch.undo()
+    eventually(lambda: not Path(f"/proc/{template}").exists())
+    assert len(homes.all_of(boxes.directory)) == 1
+    assert parent(worker(boxes, "three")) == boxes.templates.pid
 
 
 def test_the_template_ends_with_its_daemon(boxes: Boxes) -> None:

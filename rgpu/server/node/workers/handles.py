@@ -245,10 +245,16 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     ready = found is not None
     if found is None:
         home = homes.make(directory)
-        found = boxes.spawn(
-            ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
-             str(link / SOCKET), "--state", state,
-             *common_options(directory, log_level, module_cache_size, boxes.memory)], home, log_path, apart=apart), home
+        arguments = ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
+                     str(link / SOCKET), "--state", state,
+                     *common_options(directory, log_level, module_cache_size, boxes.memory)]
+        try:
+            found = await _spawn(boxes, arguments, home, log_path, apart), home
+        except (OSError, RgpuError) as error:
+            boxes.release(home)
+            if isinstance(error, RgpuError):
+                raise
+            raise TimedOut(f"the worker of {session} did not start: {error}") from error
     process, home = found
     try:
         # An ending worker listens in its own home: it is never reached in place of the new one.
@@ -268,6 +274,22 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(home.socket), home, boxes)
     handle.device, handle.quota, handle.warm = device, quota, ready
     return handle
+
+
+async def _spawn(boxes: Boxes, arguments: list[str], home: Home, log_path: Path, apart: bool) -> WorkerProcess:
+    """Start the process in a thread: the first worker of a node waits for its template. Raises OSError."""
+    task = asyncio.ensure_future(asyncio.to_thread(boxes.spawn, arguments, home, log_path, apart=apart))
+
+    def end(done: asyncio.Future[WorkerProcess]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().kill()
+            boxes.release(home)
+
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:  # the daemon stops meanwhile: no other code has this process on record
+        task.add_done_callback(end)
+        raise
 
 
 def common_options(directory: Path, log_level: str, module_cache_size: int, memory: int = 0) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ import pytest
 from rgpu.link.local.channel import listen
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers import homes
-from rgpu.session.errors import TimedOut
+from rgpu.session.errors import Refused, TimedOut
+from tests.support.eventually import eventually_async
 
 LISTENS = """
 import sys, time
@@ -106,3 +108,47 @@ def test_a_worker_that_does_not_start_leaves_nothing_but_its_log(tmp_path: Path)
                                   boxes=boxes))
     assert [path.name for path in workers.worker_folder(tmp_path, "s").iterdir()] == ["worker.log"]
     assert not homes.all_of(tmp_path)
+
+
+async def nobody(*values: Any) -> None:
+    pass
+
+
+def begin(folder: Path, spawn: Any) -> Any:
+    boxes: Any = SimpleNamespace(spawn=spawn, release=lambda home: home.clear(), memory=0)
+    return workers.start(folder, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=nobody, boxes=boxes)
+
+
+@pytest.mark.parametrize(("error", "raised"), [(OSError("no process can be forked"), TimedOut),
+                                               (Refused("all users have a worker"), Refused)])
+def test_a_process_that_cannot_be_started_is_reported(tmp_path: Path, error: Exception,
+                                                      raised: type[Exception]) -> None:
+    def spawn(*values: Any, **named: Any) -> subprocess.Popen[bytes]:
+        raise error
+
+    with pytest.raises(raised, match=str(error)):
+        asyncio.run(begin(tmp_path, spawn))
+    assert not homes.all_of(tmp_path)
+
+
+def test_the_daemon_works_while_a_process_is_started(tmp_path: Path) -> None:
+    """The first worker of a node waits for its template; a daemon that stops meanwhile leaves no worker behind."""
+    made: list[subprocess.Popen[bytes]] = []
+    go_on = threading.Event()
+
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path, apart: bool) -> subprocess.Popen[bytes]:
+        assert go_on.wait(30)
+        made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
+        return made[-1]
+
+    async def test() -> None:
+        task = asyncio.ensure_future(begin(tmp_path, spawn))
+        await eventually_async(lambda: homes.all_of(tmp_path))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await eventually_async(lambda: made and made[0].poll() is not None)
+        await eventually_async(lambda: not homes.all_of(tmp_path))
+
+    asyncio.run(test())
