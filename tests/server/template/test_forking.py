@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rgpu.server.box import host, launch
 from rgpu.server.box.walls import Mode
+from rgpu.server.node.workers import boxes as module
 from rgpu.server.node.workers import handles, homes
 from rgpu.server.node.workers.boxes import Boxes
 from rgpu.server.node.workers.handles import WorkerHandle
@@ -162,13 +164,15 @@ def test_the_template_ends_with_its_daemon(boxes: Boxes) -> None:
     assert Path(f"/proc/{pid}").exists() and parent(pid) not in (0, template)
 
 
-def test_a_worker_is_executed_where_no_template_starts(boxes: Boxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_is_executed_where_no_template_starts(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(module, "log", SimpleNamespace(
+        warning=lambda event, **values: logged.append(f"{event}: {values['reason']}")))
     real = forking.ROOM
     monkeypatch.setattr(forking, "ROOM", "--no-such-option")
     pid = worker(boxes, "one")
     assert parent(pid) == os.getpid() and not boxes.templates.pid
-    assert "a worker is executed" in capsys.readouterr().out
+    assert len(logged) == 1 and "a worker is executed" in logged[0] and "ended before it served" in logged[0]
     monkeypatch.setattr(forking, "ROOM", real)
     assert parent(worker(boxes, "two")) == boxes.templates.pid, "it is tried again with the next"
 

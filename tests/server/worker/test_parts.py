@@ -175,7 +175,7 @@ def test_work_that_waits_for_many_later_calls_is_given_time(device: CpuDevice, j
     """As a stream that waits for another host's: it is released after many calls, each after the one before it."""
     runtime, _ = runtime_of(device)
     runtime.feed([*opened(journal), journal("host_function", stream=0)])
-    steps = [journal("event_create", event=100 + n, context=16, flags=0) for n in range(30)]
+    steps = [journal("event_create", event=100 + n, context=16, flags=0) for n in range(12)]
     done = journal("host_function_done", call=5)
 
     def program() -> None:
@@ -186,7 +186,7 @@ def test_work_that_waits_for_many_later_calls_is_given_time(device: CpuDevice, j
 
     thread = threading.Thread(target=program)
     thread.start()
-    runtime.quiesce(20)
+    runtime.quiesce(20, settle=0.3)
     thread.join()
     assert runtime.applied == done.seq
     runtime.resume()
