@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -99,7 +100,8 @@ def boxes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Boxes]:
     made = Boxes.of_node(directory, Mode.OFF if getattr(request, "param", "") == "off" else Mode.AUTO, users=users)
     yield made
     for handle in started:
-        handle.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(handle.pid, signal.SIGKILL)
     started.clear()
 
 
