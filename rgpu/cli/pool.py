@@ -33,8 +33,9 @@ def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes], si
             return state
         if process.poll() is not None:
             raise PoolUnavailable(f"the daemon of {host} ended with status {process.returncode}: {_tail(log, since)}")
-        now, before, size = time.monotonic(), size, log_size(files, host)
-        grown = now if size != before else grown
+        now = time.monotonic()
+        if (found := log_size(files, host)) != size:
+            size, grown = found, now
         if now > deadline:
             raise TimedOut(f"the daemon of {host} was not ready after {START_SECONDS:.0f} s: {_tail(log, since)}")
         if now - grown > QUIET_SECONDS:

@@ -141,7 +141,9 @@ class _Template:
                 raise OSError(f"the process that workers are forked from did not answer in {ANSWER_SECONDS:.0f} s")
             if not self._answers:
                 why = "the process that workers are forked from ended"
-                raise OSError(why) if self._serves else NotForked(f"{why} before it served; its output is the node's")
+                if not self._serves:
+                    raise NotForked(f"{why} before it served; its output is in the node's log")
+                raise OSError(why)
             answer = self._answers.pop(0)
         if isinstance(answer, str):
             raise NotForked(answer)
@@ -206,18 +208,15 @@ class Templates:
             if (self._kind, self._environ) != (kind, dict(environ)):
                 self._close()
                 self._kind, self._environ = kind, dict(environ)
-            for again in (True, False):
-                try:
-                    return self._running().fork(request, output)
-                except NotForked as error:
-                    if self._template is not None and self._template.open or not again:
-                        raise NotForked(f"the worker cannot be forked: {error}") from error
-                except OSError:
-                    if self._template is not None:
-                        self._template.kill()  # else it might fork later, for a worker that was given up
-                    self._close()
-                    raise
-        raise AssertionError("unreachable")
+            try:
+                return self._running().fork(request, output)
+            except NotForked as error:
+                raise NotForked(f"the worker cannot be forked: {error}") from error
+            except OSError:
+                if self._template is not None:
+                    self._template.kill()  # else it might fork later, for a worker that was given up
+                self._close()
+                raise
 
     @property
     def pid(self) -> int:
