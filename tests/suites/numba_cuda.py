@@ -97,8 +97,11 @@ def read(path: Path) -> list[Test]:
     return tests
 
 
-def run_module(name: str, environment: Mapping[str, str] | None, output: Path, limit: float) -> Module:
-    """Run one module under ``rgpu run``, natively where ``environment`` is None; ``limit``: seconds until it is ended.
+def run_module(name: str, environment: Mapping[str, str] | None, output: Path, limit: float,
+               words: Sequence[str] = ()) -> Module:
+    """Run one module under ``rgpu run WORDS``, natively where ``environment`` is None.
+
+    ``limit``: seconds until it is ended.
     """
     lines, log = output / f"{name}.jsonl", output / f"{name}.log"
     lines.unlink(missing_ok=True)
@@ -107,7 +110,7 @@ def run_module(name: str, environment: Mapping[str, str] | None, output: Path, l
         command = ["timeout", "--kill-after=5", str(int(limit)), *command]
     else:
         command = [sys.executable, "-m", "rgpu.cli.main", "run", "--quiet", "--time-limit", f"{int(limit)}s",
-                   "--kill-after", "5s", "--", *command]
+                   "--kill-after", "5s", *words, "--", *command]
     begun = time.monotonic()
     with open(log, "wb") as text:
         code = subprocess.run(command, env=dict(environment or {"CUDA_VISIBLE_DEVICES": "0", **os.environ}), cwd=ROOT,
@@ -118,14 +121,15 @@ def run_module(name: str, environment: Mapping[str, str] | None, output: Path, l
 
 
 def run(names: Sequence[str], environment: Mapping[str, str] | None, output: Path, jobs: int = 2, limit: float = 600,
-        after: Callable[[Module], None] = lambda module: None) -> list[Module]:
-    """Run modules, ``jobs`` at a time; ``after`` is called for each as it ends. ``environment``: as run_module takes.
+        after: Callable[[Module], None] = lambda module: None, words: Sequence[str] = ()) -> list[Module]:
+    """Run modules, ``jobs`` at a time; ``after`` is called for each as it ends. ``environment``, ``words``: as
+    run_module takes them.
     """
     output.mkdir(parents=True, exist_ok=True)
     done: list[Module] = []
 
     def one(name: str) -> Module:
-        module = run_module(name, environment, output, limit)
+        module = run_module(name, environment, output, limit, words)
         after(module)
         return module
 
@@ -231,7 +235,9 @@ def run_on_pool(names: Sequence[str], options: argparse.Namespace) -> list[Modul
     """Run modules on a pool of their own."""
     with tempfile.TemporaryDirectory(prefix="rgpu-numba-") as folder, \
             LocalPool(Path(folder), nodes=1, lease=10.0, device=options.device) as pool:
-        return run(names, pool.environment, options.output, options.jobs, options.limit, show)
+        # By default a session would have the whole GPU, and others beside it no place.
+        words = ("--memory", options.memory) if options.device != "cpu" else ()
+        return run(names, pool.environment, options.output, options.jobs, options.limit, show, words)
 
 
 def main() -> int:
@@ -240,6 +246,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="sessions side by side (default 2)")
     parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="for each module (default 600)")
     parser.add_argument("--device", default="cpu", help="of the pool's node: cpu (default), cuda:0")
+    parser.add_argument("--memory", default="8GiB", help="of each session on a GPU (default 8GiB)")
     parser.add_argument("--output", type=Path,
                         default=Path(os.environ.get("OUT", ROOT / "bench" / "results")) / "numba-cuda")
     parser.add_argument("--native", action="store_true", help="run them natively too, on a GPU of this machine")

@@ -21,7 +21,7 @@ from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-KINDS = frozenset({"cpu"})  #: of devices whose workers are forked; forked CUDA workers were not measured on a GPU yet
+KINDS = frozenset({"cpu", "cuda"})  #: of devices whose workers are forked
 ANSWER_SECONDS = 60.0  #: that a template may take to start and to fork, as a worker may that is executed
 STATUS_SECONDS = 1.0  #: between the end of a worker and the report of its status
 ROOM = "." * 2048  #: an argument of the template, for the command lines of workers: a process's arguments cannot grow

@@ -35,6 +35,10 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def preload(kind: str) -> None:
     """Import what a worker of that kind of device imports later; nothing is begun. Raises :class:`ValueError`."""
+    if kind == "cuda":
+        import rgpu.server.device.cuda.device
+        import rgpu.server.device.cuda.work.printed  # noqa: F401
+        return
     if kind != "cpu":
         raise ValueError(f"workers of {kind!r} devices are not forked")
     import rgpu.server.device.cpu.device

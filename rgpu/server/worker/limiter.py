@@ -41,10 +41,10 @@ class Held(Protocol):
     def device(self) -> Working:
         """Device of the session, None while there is none."""
 
-    def pause(self) -> None:
+    def pause(self, brief: bool) -> None:
         """Stop applying calls."""
 
-    def resume(self) -> None:
+    def resume(self, brief: bool) -> None:
         """Go on applying calls."""
 
 
@@ -109,7 +109,7 @@ class Limiter:
 
     def _hold(self) -> None:
         """Pause the session until nothing is owed any more, or until the module docstring's bounds."""
-        self._runtime.pause()
+        self._runtime.pause(brief=True)
         began = time.monotonic()
         try:
             while not self._over and (owed := self._look()) > 0:
@@ -120,5 +120,5 @@ class Limiter:
                 if stood >= LONGEST or (working and stood >= STUCK):
                     return
         finally:
-            self._runtime.resume()
+            self._runtime.resume(brief=True)
             self._stood += time.monotonic() - began

@@ -38,7 +38,7 @@ class Row:
     memory: str = "16GiB"
     limit: float = 150.0  #: seconds for each run
     refusal: str = ""  #: the driver call that may be refused by name
-    alone: bool = False  #: no other row beside it: it compares times, and a GPU that is shared is sliced
+    alone: bool = False  #: no other row beside it: it compares times, or others would be held back for its share
 
 
 TORCH = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -93,9 +93,9 @@ def _torch() -> list[Row]:
         _row("torch", "gemm-fp8", "fp8 GEMM by torch._scaled_mm", "torch_gemm", "--dtype", "fp8"),
         _row("torch", "nccl-one", "torch.distributed, NCCL, world size 1", "torch_nccl", "--world"),
         _row("torch", "ranks", "torch.distributed, NCCL, two processes: collectives, messages, groups, DDP, FSDP2",
-             "torch_ranks", "2", ranks=2, memory="4GiB", limit=240.0),
+             "torch_ranks", "2", ranks=2, memory="4GiB", limit=240.0, alone=True),
         _row("torch", "ranks-captured", "torch.distributed, NCCL, two processes: collectives in a CUDA graph",
-             "torch_ranks", "2", "--captured", ranks=2, memory="4GiB"),
+             "torch_ranks", "2", "--captured", ranks=2, memory="4GiB", alone=True),
         _row("torch", "shared", "torch.multiprocessing: two processes get tensors, and send some", "torch_shared",
              memory="6GiB", limit=120.0),
         _row("torch", "nccl-two", "NCCL in one process over two GPUs", "torch_nccl", gpus=2),

@@ -193,11 +193,11 @@ class Direct:
     """A template without a node, whose workers end at once: their box or their arguments are wrong."""
 
     def __init__(self, folder: Path) -> None:
-        self.templates, self.log = Templates(), folder / "log"
+        self.templates, self.log, self.kind = Templates(), folder / "log", "cpu"
 
     def fork(self, plan: dict[str, Any], *arguments: str) -> forking.Forked:
         with open(self.log, "ab") as output:
-            return self.templates.fork("cpu", os.environ, plan, arguments, {"PATH": os.defpath}, output.fileno())
+            return self.templates.fork(self.kind, os.environ, plan, arguments, {"PATH": os.defpath}, output.fileno())
 
 
 @pytest.fixture
@@ -263,8 +263,10 @@ def test_a_process_namespace_that_cannot_be_made_is_reported() -> None:
     assert "no process namespace could be made" in done.stdout and "unshare of processes" in done.stderr
 
 
-def test_it_has_one_thread_and_no_driver(direct: Direct) -> None:
+@pytest.mark.parametrize("kind", sorted(forking.KINDS))
+def test_it_has_one_thread_and_no_driver(direct: Direct, kind: str) -> None:
     """A fork copies one thread; a driver's state does not survive one."""
+    direct.kind = kind
     direct.fork(OPEN, "--no-such-option").wait(20)
     proc = Path(f"/proc/{direct.templates.pid}")
     assert len(list((proc / "task").iterdir())) == 1

@@ -129,11 +129,13 @@ class Program:
         with self._lock:
             return self.busy
 
-    def pause(self) -> None:
+    def pause(self, brief: bool) -> None:
+        assert brief
         with self._lock:
             self._pauses += 1
 
-    def resume(self) -> None:
+    def resume(self, brief: bool) -> None:
+        assert brief
         with self._lock:
             self._pauses -= 1
 

@@ -12,7 +12,7 @@ import msgspec
 
 from rgpu.client.data_link.host_link import HostAsk, HostLink
 from rgpu.link.data.frames import Handover, SealedConnection
-from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.link.messages.data import FROM_NODE, LANE, TO_NODE
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
@@ -38,15 +38,32 @@ def linked_here(runtime: SessionRuntime, host: HostMemory) -> tuple[AgentLink, S
     return link, agent, ask.found
 
 
-def _attached(runtime: SessionRuntime, fields: dict[str, Any], host: HostMemory | None = None
-              ) -> tuple[AgentLink, SealedConnection, dict[str, Any]]:
+def linked_with_lanes(runtime: SessionRuntime, count: int, printed: int | None = None
+                      ) -> tuple[SealedConnection, list[SealedConnection]]:
+    """The agent's end of a link, and of lanes that it has opened and not announced. RGPU_LANES allows them."""
+    link, agent, said = _attached(runtime, {"delivered": 0} | ({} if printed is None else {"printed": printed}))
+    lanes = []
+    for number in range(count):
+        near, far = _connected(runtime)
+        near.send(LANE, msgspec.msgpack.encode({"key": said["lanes"]["key"], "number": number}))
+        link.add_lane(far)
+        lanes.append(near)
+    return agent, lanes
+
+
+def _connected(runtime: SessionRuntime) -> tuple[SealedConnection, SealedConnection]:
     listener = socket.create_server(("127.0.0.1", 0))
     near = socket.create_connection(listener.getsockname())
     far, _ = listener.accept()
     listener.close()
     keys = os.urandom(32), os.urandom(32)
-    agent = Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near)
-    worker = Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far)
+    return (Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near),
+            Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far))
+
+
+def _attached(runtime: SessionRuntime, fields: dict[str, Any], host: HostMemory | None = None
+              ) -> tuple[AgentLink, SealedConnection, dict[str, Any]]:
+    agent, worker = _connected(runtime)
     link = AgentLink(worker, runtime, lambda event, values: None, host=host)
     link.start()
     agent.send(1, msgspec.msgpack.encode({"session": runtime.session, "epoch": runtime.epoch, "client": "t", **fields}))

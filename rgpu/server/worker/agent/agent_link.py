@@ -233,6 +233,9 @@ class AgentLink:
         if kind == PRINTED:  # the call may wait for this message
             self._confirmed(body)
             return b""
+        if kind == LANES:  # the messages that follow may come over them
+            self._lanes.use(body)
+            return b""
         if kind not in (CALLS, CALLS_REF, CALLS_AT):
             self._ahead.append((kind, body, None))
             return b""

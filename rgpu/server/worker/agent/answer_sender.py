@@ -190,7 +190,7 @@ class AnswerSender:
         the agent has to look for the owner. Nor in the middle of a frame of which no more arrives: its length may be
         damaged, and then the agent has to attach anew.
         """
-        if not self._connection.stands() and not self._runtime.paused:
+        if not self._connection.stands() and not self._runtime.paused_for_long:
             self._connection.send(PONG, POSITION_LAYOUT.pack(0))
 
     def answer_here(self, fast: FastPath) -> bool:

@@ -25,6 +25,7 @@ class Boundary:
         self._interrupt = interrupt
         self._condition = threading.Condition()
         self._pauses = 0
+        self._brief = 0  #: of these, those that end by themselves
         self._paused_at = 0.0  #: when the first of them began
         self._applying = False
         self._stopped = False
@@ -91,12 +92,16 @@ class Boundary:
         self._interrupt(True)
 
     # -- pauses -------------------------------------------------------------------
-    def pause(self) -> None:
-        """Pause: on return no record is being applied, and none will be until :meth:`resume`."""
+    def pause(self, brief: bool = False) -> None:
+        """Pause: on return no record is being applied, and none will be until :meth:`resume`.
+
+        ``brief``: it ends after some seconds whatever happens; :meth:`resume` is told so, too.
+        """
         self._interrupt(True)
         with self._condition:
             self._paused_at = self._paused_at if self._pauses else time.monotonic()
             self._pauses += 1
+            self._brief += brief
             self._condition.wait_for(lambda: not self._applying)
 
     def hold(self) -> None:
@@ -117,13 +122,19 @@ class Boundary:
         return self._pauses > 0
 
     @property
+    def paused_for_long(self) -> bool:
+        """Whether a pause is in force that may last until another process decides."""
+        return self._pauses > self._brief
+
+    @property
     def stood(self) -> float:
         """Seconds since the present pause began."""
         return time.monotonic() - self._paused_at
 
-    def resume(self) -> None:
+    def resume(self, brief: bool = False) -> None:
         """Undo one :meth:`pause`."""
         self._interrupt(False)
         with self._condition:
             self._pauses -= 1
+            self._brief -= brief
             self._condition.notify_all()

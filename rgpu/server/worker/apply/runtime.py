@@ -200,9 +200,12 @@ class SessionRuntime:
         self.kept.detach(deliver)
 
     # -- pauses ------------------------------------------------------------------
-    def pause(self) -> None:
-        """Pause: on return no record is being applied, and none will be until :meth:`resume`."""
-        self.boundary.pause()
+    def pause(self, brief: bool = False) -> None:
+        """Pause: on return no record is being applied, and none will be until :meth:`resume`.
+
+        ``brief``: it ends after some seconds whatever happens; :meth:`resume` is told so, too.
+        """
+        self.boundary.pause(brief)
 
     def hold(self) -> None:
         """Pause at the next boundary, without waiting for it (:meth:`stands` does); undone by :meth:`resume`."""
@@ -217,11 +220,16 @@ class SessionRuntime:
         """Whether a pause is in force."""
         return self.boundary.paused
 
-    def resume(self) -> None:
+    @property
+    def paused_for_long(self) -> bool:
+        """Whether a pause is in force that may last until another process decides, as that of a move."""
+        return self.boundary.paused_for_long
+
+    def resume(self, brief: bool = False) -> None:
         """Undo one :meth:`pause`; calls may have piled up meanwhile."""
         if (stood := self.boundary.stood) > PILE_UP:
             self.order.feed(issue_order.Resumed(self.applied, stood, self.order.distance.usual))
-        self.boundary.resume()
+        self.boundary.resume(brief)
 
     def quiesce(self, limit: float, settle: float = 0.1) -> None:
         """Pause, with all submitted work complete: see :func:`.quiescing.quiesce`. Raises :class:`TimedOut`."""

@@ -38,11 +38,11 @@ class SessionThrottle:
         while not self._stop.is_set():
             share = min(max(self.share, 0.0), 0.95)
             if share:
-                self._runtime.pause()
+                self._runtime.pause(brief=True)
                 began = time.monotonic()
                 try:
                     self._stop.wait(PERIOD * share)
                 finally:
-                    self._runtime.resume()
+                    self._runtime.resume(brief=True)
                     self.stood += time.monotonic() - began
             self._stop.wait(PERIOD * (1.0 - share))
