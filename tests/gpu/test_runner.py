@@ -274,7 +274,7 @@ def test_a_row_that_compares_times_runs_alone(tmp_path: Path) -> None:
             for number in range(8)]
     assert [result.result for result in Suite(watched, Pool({}), jobs=4).run(rows)] == ["same"] * 8
     assert watched.most[-2:] == [GIB, GIB] and max(watched.most) > GIB
-    assert [row.name for row in ROWS if row.alone] == ["cpp-events"]
+    assert [row.name for row in ROWS if row.alone] == ["torch-ranks", "torch-ranks-captured", "cpp-events"]
 
 
 # -- reports ------------------------------------------------------------------------
