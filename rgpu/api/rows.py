@@ -34,6 +34,7 @@ class Session(Row, frozen=True, kw_only=True):
     calls: int | None = None
     awaited_calls: int | None = None
     exchanged_calls: int | None = None  #: of them, those whose answer compiled code passed on
+    waits: dict[str, dict[str, float]] = {}  #: wire calls awaited longest, by name: count, seconds
     pid: int | None = None
     worker_pid: int | None = None
     command: str | None = None

@@ -16,6 +16,7 @@ from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link.loggers import get_logger
 from rgpu.link.messages.data import STATS
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
+from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import LinkError, RgpuError
 
 log = get_logger(__name__)
@@ -24,7 +25,15 @@ _STATES = {Exposure.RUNNING: RUNNING, Exposure.BLOCK: JOURNAL_FULL, Exposure.UNP
 _EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}
 RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
 RENEW_RETRY = 30.0
+WAITS = 8  #: wire calls whose waits are reported
 CHECKPOINT_TIMEOUT = 1800.0  #: s; a store may be slow, or limited in bandwidth
+
+
+def longest_waits(usage: Usage | None) -> dict[str, tuple[int, float]]:
+    """Return the wire calls that the program awaited longest in all, the longest first: (times, seconds) by name."""
+    known = [] if usage is None else [row for row in usage.awaited() if row[0] in BY_ID]
+    known.sort(key=lambda row: -row[2])
+    return {BY_ID[number].name: (count, round(spent / 1e9, 6)) for number, count, spent in known[:WAITS]}
 
 
 class Session(Parts, Protocol):
@@ -195,7 +204,7 @@ class Upkeep:
                 "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
                 "shared_bytes_to_device": shipper.bulk.named_bytes,
                 "shared_bytes_from_device": shipper.returns.areas.bytes,
-                "managed_faults": faults, "managed_waiting": waiting,
+                "managed_faults": faults, "managed_waiting": waiting, "waits": longest_waits(shipper.usage),
                 "same_host": self._same_host}
 
     def tell_anew(self) -> None:

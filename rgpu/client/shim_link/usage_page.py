@@ -7,7 +7,14 @@ import mmap
 import os
 import struct
 
-from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_MANAGED_OFFSET, USAGE_OFFSET, USAGE_PAGE_SIZE
+from rgpu.link.messages.shim import (
+    USAGE_AWAITED,
+    USAGE_AWAITED_OFFSET,
+    USAGE_MAGIC,
+    USAGE_MANAGED_OFFSET,
+    USAGE_OFFSET,
+    USAGE_PAGE_SIZE,
+)
 from rgpu.session.errors import Corrupt
 from rgpu.session.facts import MAX_DEVICES
 
@@ -15,7 +22,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Usage:
-    """The shim's page of counters: bytes of each device that the program holds, touches of managed memory."""
+    """The shim's page of counters: bytes of each device that the program holds, touches of managed memory, waits."""
 
     def __init__(self, fd: int) -> None:
         """Check, then map the page; take ownership of ``fd``. Raises :class:`Corrupt`."""
@@ -41,3 +48,9 @@ class Usage:
         """Return (touches of managed memory by the CPU that needed the device, those of them that wait now)."""
         faults, waiting = struct.unpack_from("<2Q", self._map, USAGE_MANAGED_OFFSET)
         return faults, waiting
+
+    def awaited(self) -> list[tuple[int, int, int]]:
+        """Return (id of the wire call, how often its answer was awaited, ns in all), of those that ever were."""
+        words = struct.unpack_from(f"<{2 * USAGE_AWAITED}Q", self._map, USAGE_AWAITED_OFFSET)
+        return [(number, count, spent)
+                for number, (count, spent) in enumerate(zip(words[::2], words[1::2], strict=True)) if count]

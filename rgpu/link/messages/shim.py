@@ -130,6 +130,10 @@ USAGE_PAGE_SIZE = 4096
 USAGE_OFFSET = 64
 #: of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
 USAGE_MANAGED_OFFSET = 1024
+#: of {u64 count, u64 ns} for each wire call by its id: how often its answer was awaited, and how long in all
+USAGE_AWAITED_OFFSET = 1088
+#: number of these
+USAGE_AWAITED = 188
 
 #: Begins each message of the socket. 8 bytes: length, type.
 MESSAGE_HEAD_LAYOUT = struct.Struct("<II")

@@ -151,4 +151,7 @@ SHIM = Protocol(
         Constant("USAGE_OFFSET", 64, "of a u64 for each device: bytes that the program holds", "size_t"),
         Constant("USAGE_MANAGED_OFFSET", 1024, "of two u64: touches of managed memory by the CPU that needed the "
                  "device; of them, those that wait now", "size_t"),
+        Constant("USAGE_AWAITED_OFFSET", 1088, "of {u64 count, u64 ns} for each wire call by its id: how often its "
+                 "answer was awaited, and how long in all", "size_t"),
+        Constant("USAGE_AWAITED", 188, "number of these", "size_t"),
     ))

@@ -19,6 +19,7 @@ from rgpu.client.run.agent import Agent, Options
 from rgpu.client.shim_link.usage_page import Usage
 from rgpu.link import versions
 from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED, UNSUPPORTED, USAGE
+from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import Corrupt, VersionMismatch
 from rgpu.session.observed import Observation
 from tests.support.agent.fake_pool import FakePool
@@ -110,6 +111,20 @@ def test_a_session_is_seen_with_what_its_shim_counts(pool: FakePool, agent: Agen
     assert other.stdout == "heat\n"
     shim.goodbye()
     eventually(lambda: not Observation.decode(observe(str(agent.socket_path))[1]).live)
+
+
+def test_waits_reach_the_node_the_longest_first(pool: FakePool, agent: Agent) -> None:
+    shim = FakeShim(str(agent.socket_path))
+    shim.hello()
+    fd, page = usage_page(6 << 20)
+    for number in (*range(1, 13), 99, 187):  # no wire call has the last two numbers
+        struct.pack_into("<2Q", page, 1088 + 16 * number, number, number * 1_000_000_000)
+    send_usage(shim, fd)
+    worker = pool.sessions["heat"]
+    eventually(lambda: "waits" in worker.stats and worker.stats["waits"])
+    longest = [(BY_ID[number].name, [number, number]) for number in range(12, 4, -1)]
+    assert list(worker.stats["waits"].items()) == longest
+    shim.goodbye()
 
 
 @pytest.mark.parametrize("bad", [{"magic": b"RGPUUSE2"}, {"size": 8192}, {"seals": fcntl.F_SEAL_SEAL}])

@@ -25,7 +25,7 @@ LONG = 600 if SWEEP else 120  #: seconds for a program of a sweep, whose runs ar
 
 def test_runs_and_waits_rarely(pool: LocalPool) -> None:
     """The heat example waits fewer than 3 times for each time step it launches."""
-    steps = 3000
+    steps, began = 3000, time.monotonic()
     program = pool.heat("awaited", steps=steps, report=10, rest=0)
     program.wait_lines(20)
     row = pool.session("awaited")
@@ -35,6 +35,9 @@ def test_runs_and_waits_rarely(pool: LocalPool) -> None:
     row = pool.session("awaited")
     assert 0 < row["exchanged_calls"] <= row["awaited_calls"] < 3 * steps
     assert row["calls"] > steps
+    waits = row["waits"]  # also of a program that has ended
+    assert 0 < sum(call["count"] for call in waits.values()) <= row["awaited_calls"]
+    assert waits["memcpy_d2h"]["count"] >= 20 and 0 < waits["memcpy_d2h"]["seconds"] < time.monotonic() - began
 
 
 def command(example: str, scale: float = 1.0) -> tuple:

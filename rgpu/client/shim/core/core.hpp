@@ -268,6 +268,8 @@ inline constexpr int kMaxDevices = 64;  // of a session
 void report_used(int device, std::uint64_t bytes);
 // A touch of managed memory begins to wait for the device (+1), or ends its wait (-1).
 void report_managed(int waiting);
+// A thread waited for the answer of a wire call, for so long.
+void report_awaited(std::uint16_t call, std::uint64_t ns);
 // The program called a function that is refused: named in `rgpu ps` as well.
 void report_unsupported(const char* name);
 

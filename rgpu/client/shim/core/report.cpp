@@ -24,6 +24,7 @@ Report& report() {
   return *r;
 }
 
+static_assert(wire::kUsageAwaitedOffset + 16 * wire::kUsageAwaited <= wire::kUsagePageSize);
 static_assert(sizeof(std::atomic<std::uint64_t>) == 8 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 void tell_name(Session& s, const std::string& name) {
@@ -66,6 +67,14 @@ void report_managed(int waiting) {
   auto* words = used + (wire::kUsageManagedOffset - wire::kUsageOffset) / sizeof *used;
   if (waiting > 0) words[0].fetch_add(1, std::memory_order_relaxed);
   words[1].fetch_add(static_cast<std::uint64_t>(std::int64_t{waiting}), std::memory_order_relaxed);
+}
+
+void report_awaited(std::uint16_t call, std::uint64_t ns) {
+  auto* used = report().used;
+  if (!used || call >= wire::kUsageAwaited) return;
+  auto* words = used + (wire::kUsageAwaitedOffset - wire::kUsageOffset) / sizeof *used + 2 * std::size_t{call};
+  words[0].fetch_add(1, std::memory_order_relaxed);
+  words[1].fetch_add(ns, std::memory_order_relaxed);
 }
 
 void report_unsupported(const char* name) {

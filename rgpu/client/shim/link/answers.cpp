@@ -1,6 +1,7 @@
 // Awaited calls: publication, waiting, and the actions after an answer.
 #include <pthread.h>
 
+#include <chrono>
 #include <csignal>
 
 #include "profile.hpp"
@@ -170,10 +171,17 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
   return collect(call.id, waiter, seq, step);
 }
 
-CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step) {
-  const Answer& answer = *waiter.answer;
+void wait_for_answer(Waiter& waiter, std::uint16_t call) {
+  const auto began = std::chrono::steady_clock::now();
   attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began);
+  report_awaited(call, static_cast<std::uint64_t>(ns.count()));
+}
+
+CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step) {
+  const Answer& answer = *waiter.answer;
+  wait_for_answer(waiter, call);
   print_device_text();  // it was received before the answer
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
   if (observes(call) && is_fatal(answer.result)) set_sticky(answer.result);

@@ -47,15 +47,10 @@ void forget(const Held& download) {
   --o.count;
 }
 
-void wait_for_answer(Waiter& waiter) {
-  attend(session(), waiter);
-  while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
-}
-
 // Waits for the answer. The first thread that receives it records it in the journal; none returns earlier. No lock
 // held.
 void finish(const Held& download) {
-  wait_for_answer(download->waiter);
+  wait_for_answer(download->waiter, wire::MemcpyD2h::id);
   if (download->taken.exchange(true)) {
     while (!download->told.load(std::memory_order_acquire)) download->told.wait(0, std::memory_order_acquire);
     return;
@@ -172,7 +167,7 @@ bool await_download(std::uint64_t stream, const std::vector<StreamMark>& marks, 
   for (const StreamMark& mark : marks) last = std::max(last, mark.seq);
   const auto ends = found([=](const Download& d) { return d.stream == stream && d.seq == last; });
   if (ends.empty()) return false;
-  wait_for_answer(ends.front()->waiter);
+  wait_for_answer(ends.front()->waiter, wire::MemcpyD2h::id);
   result = ends.front()->answer.result;
   if (result) finish(ends.front());
   else for (const StreamMark& mark : marks) learned(mark.stream, mark.seq);

@@ -70,6 +70,8 @@ inline constexpr char kUsageMagic[9] = "RGPUUSE1";  // begins the usage page
 inline constexpr size_t kUsagePageSize = 4096;  // bytes of the usage page
 inline constexpr size_t kUsageOffset = 64;  // of a u64 for each device: bytes that the program holds
 inline constexpr size_t kUsageManagedOffset = 1024;  // of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
+inline constexpr size_t kUsageAwaitedOffset = 1088;  // of {u64 count, u64 ns} for each wire call by its id: how often its answer was awaited, and how long in all
+inline constexpr size_t kUsageAwaited = 188;  // number of these
 
 // Begins each message of the socket.
 struct MessageHead {

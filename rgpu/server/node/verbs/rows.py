@@ -8,6 +8,9 @@ from typing import Any
 from rgpu.migrate.leader.silence import AGENT_GRACE, grace_of
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 from rgpu.server.node.gangs.waits import read_figures, who_waits
+from rgpu.session.calls.wire import BY_NAME
+
+WAITS = 8  #: wire calls whose waits are shown
 
 
 def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str = "") -> dict[str, Any]:
@@ -63,7 +66,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "shared_bytes_to_device": stats.get("shared_bytes_to_device"),
             "shared_bytes_from_device": stats.get("shared_bytes_from_device"),
             "managed_faults": stats.get("managed_faults"), "managed_waiting": stats.get("managed_waiting"),
-            "same_host": str(stats.get("same_host") or "")[:300],
+            "waits": _waits(stats.get("waits")), "same_host": str(stats.get("same_host") or "")[:300],
             "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
             "gpu_seconds": gpu.get("busy_s"), "gpu_share": gpu.get("recent"), "compute_limit": gpu.get("limit"),
@@ -110,6 +113,16 @@ def _pinned(pins: Any) -> str:
 def _names(value: Any) -> list[str]:
     """Names from an agent or worker, which are untrusted: only texts are kept."""
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _waits(value: Any) -> dict[str, dict[str, Any]]:
+    """Wire calls that were awaited longest, by name, from an untrusted agent: {count, seconds} of each."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, row in list(value.items())[:WAITS] if isinstance(value, dict) else ():
+        match row:
+            case [int(count), int() | float() as seconds] if name in BY_NAME:
+                found[name] = {"count": count, "seconds": float(seconds)}
+    return found
 
 
 def plain(record: Any) -> dict[str, Any] | None:
