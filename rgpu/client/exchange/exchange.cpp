@@ -52,6 +52,22 @@ uint64_t published_at(const Given &given, uint64_t first, uint64_t last, uint64_
     return found;
 }
 
+bool is_answered(const Given &given, uint16_t call) {
+    return call < 256 && given.answered[call / 64] >> call % 64 & 1;
+}
+
+// The place of an answer that is to come; null: it is none of these.
+uint64_t *expected(Given &given, uint64_t seq) {
+    uint64_t *last = given.expected + kExpected, *found = std::find(given.expected, last, seq);
+    return seq && found != last ? found : nullptr;
+}
+
+// The answer was passed on.
+void answered(Given &given, uint64_t *place) {
+    if (*place == given.awaited) given.awaited = 0;
+    *place = 0;
+}
+
 }  // namespace
 
 // Calls that are no short records in this segment are left. Those that nobody awaits are gathered for a moment: each
@@ -79,11 +95,9 @@ Exchange::Calls Exchange::ship(Given &given, uint64_t committed, bool due) {
     // What is checked is what is sent: the program may write to the segment meanwhile.
     std::memcpy(records_.data(), given.segment + given.at, size);
     uint64_t next = given.seq;
-    uint16_t flags = 0;
-    if (!examine(given, size, next, flags)) return Calls::left;
-    const bool awaited = flags & wire::kFlagAwaited;
-    if (!awaited && !due) return Calls::held;
-    if (awaited && given.awaited) return Calls::left;  // two threads wait
+    if (!examine(given, size, next)) return Calls::left;
+    if (!awaited_ && !due) return Calls::held;
+    if (awaited_ && given.awaited) return Calls::left;  // two threads wait
     const uint64_t now = now_ns(), since = published_at(given, given.seq, next - 1, now);
     if (now - since > kLate) return Calls::left;  // they have piled up
     if (now - given.issued >= kIssuedEvery) {
@@ -93,17 +107,20 @@ Exchange::Calls Exchange::ship(Given &given, uint64_t committed, bool due) {
     }
     if (!send(given, size)) return Calls::left;
     channel.flush(given.socket);
-    if (awaited) given.awaited = next - 1;
-    else plain_ = now;
+    expect(given);
+    if (!awaited_) plain_ = now;
     given.at = committed;
     given.seq = next;
     given.why |= kShipped;
     return Calls::shipped;
 }
 
-// Finds the payloads to be named. False: a record that is not short, or not valid, or whose payload cannot be named.
-bool Exchange::examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags) {
+// Finds the payloads to be named and the calls that are answered. False: a record that is not short, or not valid, or
+// whose payload cannot be named; or more answers than can be expected.
+bool Exchange::examine(const Given &given, size_t size, uint64_t &next) {
     payloads_.clear();
+    expected_.clear();
+    awaited_ = 0;
     for (size_t at = 0; at < size; ++next) {
         wire::RecordHeader header;
         if (size - at < sizeof header) return false;
@@ -116,10 +133,19 @@ bool Exchange::examine(const Given &given, size_t size, uint64_t &next, uint16_t
         const uint64_t tail = external ? sizeof(wire::ExternalPayload) : wire::padded(payload);
         const uint64_t whole = sizeof header + wire::padded(args) + tail;
         if (whole > size - at || (external && !place(given, header, at, at + whole))) return false;
-        flags = header.flags;
+        const bool awaited = header.flags & wire::kFlagAwaited;
+        if (awaited && awaited_) return false;  // two threads wait
+        if (awaited) awaited_ = next;
+        if (awaited || is_answered(given, header.call)) expected_.push_back(next);
         at += whole;
     }
-    return true;
+    const size_t free = std::count(given.expected, given.expected + kExpected, 0);
+    return expected_.size() <= free;
+}
+
+void Exchange::expect(Given &given) {
+    if (awaited_) given.awaited = awaited_;
+    for (const uint64_t seq : expected_) *std::find(given.expected, given.expected + kExpected, 0) = seq;
 }
 
 bool Exchange::place(const Given &given, wire::RecordHeader &header, size_t at, size_t end) {
@@ -163,7 +189,7 @@ bool Exchange::send(Given &given, size_t size) {
     return true;
 }
 
-// Puts the worker's messages into the ring: a watermark, and the one answer that is awaited.
+// Puts the worker's messages into the ring: a watermark, and answers that are expected.
 bool Exchange::pass(Given &given) {
     Message message;
     while (!(given.why & kInArea)) {
@@ -194,12 +220,13 @@ bool Exchange::pass_mark(Given &given, const Message &message) {
 
 bool Exchange::pass_answer(Given &given, const Message &message) {
     wire::AnswerHead head;
-    if (!given.awaited || message.size < 1 + sizeof head || message.body[0]) return false;
+    if (message.size < 1 + sizeof head || message.body[0]) return false;
     std::memcpy(&head, message.body + 1, sizeof head);
-    if (head.seq != given.awaited || head.reply > message.size - 1 - sizeof head ||
+    uint64_t *place = expected(given, head.seq);
+    if (!place || head.reply > message.size - 1 - sizeof head ||
         !publish(given, message.kind, wire::kAnswer, message.body, message.size))
         return false;
-    given.awaited = 0;
+    answered(given, place);
     return true;
 }
 
@@ -208,14 +235,15 @@ bool Exchange::pass_answer(Given &given, const Message &message) {
 bool Exchange::pass_placed(Given &given, const Message &message) {
     data_link::PieceAt piece;
     wire::AnswerHead head;
-    if (!given.awaited || !given.area || message.size != sizeof piece + sizeof head) return false;
+    if (!given.area || message.size != sizeof piece + sizeof head) return false;
     std::memcpy(&piece, message.body, sizeof piece);
     std::memcpy(&head, message.body + sizeof piece, sizeof head);
-    if (piece.more || piece.area != given.area || piece.offset > given.area_size ||
-        piece.length > given.area_size - piece.offset || head.seq != given.awaited || head.reply ||
+    uint64_t *place = expected(given, head.seq);
+    if (!place || piece.more || piece.area != given.area || piece.offset > given.area_size ||
+        piece.length > given.area_size - piece.offset || head.reply ||
         !publish(given, message.kind, wire::kAnswerAt, message.body, message.size))
         return false;
-    given.awaited = 0;
+    answered(given, place);
     given.why |= kInArea;
     return true;
 }
@@ -331,7 +359,7 @@ bool Exchange::sleep(Given &given, uint64_t ns) {
 #define RGPU_API extern "C" __attribute__((visibility("default")))
 
 // To be raised when the layout of Given or the functions below change.
-RGPU_API int rgx_version() { return 2; }
+RGPU_API int rgx_version() { return 3; }
 
 // Null where the system has no libcrypto.
 RGPU_API rgpu::Exchange *rgx_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,

@@ -15,6 +15,7 @@
 namespace rgpu {
 
 inline constexpr size_t kPut = 16;    // messages put into the ring in one run, at most
+inline constexpr size_t kExpected = 4;  // answers that may be to come at once
 inline constexpr size_t kPlaced = 16;  // payloads named in one run, at most
 
 // Why a run ended; more than one may hold.
@@ -64,7 +65,9 @@ struct Given {  // mirrored in library.py
     uint64_t at;        // records before it were read
     uint64_t seq;       // of the next record
     uint64_t stream;    // offset in the link's stream of records
-    uint64_t awaited;   // a call shipped before, whose answer is to come; 0: none
+    uint64_t awaited;   // a call shipped before, whose answer a thread waits for; 0: none
+    uint64_t expected[kExpected];  // calls shipped before whose answers are to come, `awaited` among them; 0: none
+    uint64_t answered[4];          // a bit for each wire call that is answered, by its id
     uint64_t done;      // the watermark that the program has
     uint64_t written;   // bytes put into the ring so far
     uint64_t read;      // of them, those that the shim has read
@@ -96,9 +99,10 @@ class Exchange {
     enum class Calls { none, held, shipped, left };
     Calls take_calls(Given &given, uint64_t now);
     Calls ship(Given &given, uint64_t committed, bool due);
-    bool examine(const Given &given, size_t size, uint64_t &next, uint16_t &flags);  // of the last call
+    bool examine(const Given &given, size_t size, uint64_t &next);
     bool place(const Given &given, wire::RecordHeader &header, size_t at, size_t end);  // a record's payload
     bool send(Given &given, size_t size);
+    void expect(Given &given);  // the answers to what was sent
     bool pass(Given &given);  // whether messages are left
     bool pass_mark(Given &given, const Message &message);
     bool pass_answer(Given &given, const Message &message);
@@ -117,6 +121,8 @@ class Exchange {
 
     std::vector<uint8_t> records_ = std::vector<uint8_t>(kShort);
     std::vector<Payload> payloads_;  // of these records, those to be named
+    std::vector<uint64_t> expected_;  // of these records, those that are answered
+    uint64_t awaited_ = 0;            // of these, the one that a thread waits for; 0: none
     uint64_t held_ = 0;  // ns since when calls are held back for an awaited one behind them; 0: there are none
     uint64_t plain_ = 0;   // ns when calls were shipped last that nobody awaits
     bool silent_ = false;  // something is in the ring that the shim's reader was not woken for

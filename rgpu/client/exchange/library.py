@@ -19,9 +19,11 @@ from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.client.shim_link.segments import Segment
 from rgpu.link.local.shared import SMALLEST
 from rgpu.link.messages.shim import AGENT_PAGE_SIZE
+from rgpu.session.calls.wire import ANSWERED
 
 LIBRARY = "librgpu_exchange.so"
-VERSION = 2
+VERSION = 3
+EXPECTED = 4  #: answers that may be to come at once
 PUT = 16  #: messages put into the ring in one run, at most
 PLACED = 16  #: payloads named in one run, at most
 OTHERS, CALLS_LEFT, SHIPPED, PASSED, IN_AREA = 1, 2, 4, 8, 16  #: why a run ended (``Why`` in exchange.hpp)
@@ -51,12 +53,13 @@ class Given(ctypes.Structure):
     _fields_ = [("channel", _Channel), ("ring", c_void_p), ("capacity", c_uint64), ("page", c_void_p),
                 ("shim", c_void_p), ("doorbell", c_int32), ("eventfd", c_int32), ("epoll", c_int32),
                 ("socket", c_int32), ("segment", c_void_p), ("size", c_uint64), ("at", c_uint64), ("seq", c_uint64),
-                ("stream", c_uint64), ("awaited", c_uint64), ("done", c_uint64), ("written", c_uint64),
-                ("read", c_uint64), ("issued", c_uint64), ("first", c_uint64), ("spin", c_uint64),
-                ("patience", c_uint64), ("sleep", c_uint64), ("named", POINTER(_Named)), ("named_count", c_uint64),
-                ("smallest", c_uint64), ("area_size", c_uint64), ("area", c_uint32), ("placed_count", c_uint32),
-                ("why", c_uint32), ("count", c_uint32), ("shipped", c_uint64), ("put", _Put * PUT),
-                ("placed", _Placed * PLACED)]
+                ("stream", c_uint64), ("awaited", c_uint64),
+                ("expected", c_uint64 * EXPECTED), ("answered", c_uint64 * 4), ("done", c_uint64),
+                ("written", c_uint64), ("read", c_uint64), ("issued", c_uint64), ("first", c_uint64),
+                ("spin", c_uint64), ("patience", c_uint64), ("sleep", c_uint64), ("named", POINTER(_Named)),
+                ("named_count", c_uint64), ("smallest", c_uint64), ("area_size", c_uint64), ("area", c_uint32),
+                ("placed_count", c_uint32), ("why", c_uint32), ("count", c_uint32), ("shipped", c_uint64),
+                ("put", _Put * PUT), ("placed", _Placed * PLACED)]
 
 
 class _Buffer(ctypes.Structure):
@@ -114,6 +117,8 @@ class Exchange:
         given.ring, given.capacity = given.page + AGENT_PAGE_SIZE, ring.capacity
         given.eventfd, given.epoll, given.socket = eventfd, epoll, link.fileno()
         given.smallest = SMALLEST
+        for call in ANSWERED:
+            given.answered[call // 64] |= 1 << call % 64
 
     def name(self, segments: Sequence[Segment]) -> None:
         """Have long payloads in these bulk segments, whose memory the worker has mapped, named and not sent."""

@@ -9,7 +9,7 @@ difference is a *divergence*, and is reported
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -17,12 +17,11 @@ from typing import Any
 from rgpu.client.session.placements import Placements
 from rgpu.link.messages.data import ANSWER_HEAD_LAYOUT
 from rgpu.session.answers import AnswerHash, DeliveredAnswers, Divergence, answer_digest
-from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.calls.wire import ANSWERED, BY_ID
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import AWAITED
 
 PAYLOAD_LIMIT = (1 << 32) - 64  #: bytes that a message to the shim can carry
-_ANSWERED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 
 
 class Verdict(Enum):
@@ -132,6 +131,7 @@ class Deliveries:
         """
         self.compare, self._told = compare, told
         self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
+        self._awaited: set[int] = set()  #: of them, those that a thread of the program waits for
         self._answered: dict[int, int] = {}  #: seq → call id, of calls that may be answered again
         self._book = DeliveredAnswers()
         self.placements = Placements()
@@ -140,8 +140,10 @@ class Deliveries:
 
     def sent(self, seq: int, call_id: int, flags: int) -> bool:
         """Note a published call; return True when a thread of the program waits for its answer."""
-        if call_id in _ANSWERED or flags & AWAITED:
+        if call_id in ANSWERED or flags & AWAITED:
             self._pending[seq] = call_id
+        if flags & AWAITED:
+            self._awaited.add(seq)
         return bool(flags & AWAITED)
 
     def awaits(self, seq: int) -> bool:
@@ -160,6 +162,7 @@ class Deliveries:
         if reply is not None:
             self.placements.told(seq, result, reply)
         self._answered[seq] = self._pending.pop(seq)
+        self._awaited.discard(seq)
         self.given(seq)
         if digest is not None:
             self._book.note(seq, digest)
@@ -192,9 +195,14 @@ class Deliveries:
         self._answered = {seq: call_id for seq, call_id in self._answered.items() if seq > position}
 
     @property
-    def awaited(self) -> int:
-        """The one call whose answer was not received yet; 0: there is none."""
-        return next(iter(self._pending), 0)
+    def awaited(self) -> set[int]:
+        """The calls whose answers were not received yet, and that threads of the program wait for."""
+        return self._awaited
+
+    @property
+    def unanswered(self) -> Iterable[int]:
+        """All calls whose answers were not received yet, in the order of the journal."""
+        return self._pending
 
     @property
     def pending(self) -> int:

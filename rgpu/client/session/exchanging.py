@@ -66,7 +66,8 @@ class Exchanging:
         link, cursor, journal = shipper.link, shipper.cursor, shipper.journal
         return self._exchange is not None and link is not None and cursor is not None and link.idle and link.ready \
             and not link.lanes.awaited and not link.lanes.fresh and len(link.opener.unopened()) <= library.PENDING \
-            and shipper.returns.plain and not shipper.returns.areas.pending and shipper.deliveries.pending <= 1 \
+            and shipper.returns.plain and not shipper.returns.areas.pending \
+            and len(shipper.deliveries.awaited) <= 1 and shipper.deliveries.pending <= library.EXPECTED \
             and shipper.shipping.plain and not journal.stalled and journal.walker.current is not None \
             and journal.at_end(cursor) and shipper.attachment.accepts(link.number, link.epoch)
 
@@ -83,7 +84,9 @@ class Exchanging:
         if walker.current is not self._segment:
             self._segment = walker.current
             given.segment, given.size = library.address(self._segment.view), self._segment.size
-        given.at, given.seq, given.awaited = walker.place, walker.next_seq, shipper.deliveries.awaited
+        given.at, given.seq, deliveries = walker.place, walker.next_seq, shipper.deliveries
+        given.awaited = next(iter(deliveries.awaited), 0)
+        given.expected[:] = [*deliveries.unanswered, *[0] * (library.EXPECTED - deliveries.pending)]
         given.done, given.issued = shipper.returns.done, shipper.shipping.told_issued
         given.first, given.spin, given.patience = int(first * 1e9), self._spin, self._patience
         given.sleep = int(sleep * 1000)

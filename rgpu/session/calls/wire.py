@@ -232,6 +232,8 @@ CALLS: tuple[Call, ...] = (
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}
 BY_NAME: dict[str, Call] = {call.name: call for call in CALLS}
+#: Ids of calls that are answered, also where no thread of the program waits for the answer.
+ANSWERED = frozenset(call.id for call in CALLS if call.answer is not Answer.ASYNC)
 
 #: Streams that need no stream_create: the legacy stream of the session's device n has the number n.
 LEGACY_STREAM = 0

@@ -14,6 +14,7 @@ from rgpu.client.data_link.bulk import SameHost
 from rgpu.client.exchange import library
 from rgpu.client.run.agent import Agent
 from rgpu.link import versions
+from rgpu.link.messages.data import ANSWER
 from rgpu.session.errors import LinkError
 from tests.support.agent.fake_pool import FakePool, FakeWorker
 from tests.support.agent.fake_shim import FakeShim
@@ -116,6 +117,25 @@ def test_several_threads_wait(pool: FakePool, agent: Agent) -> None:
         awaited += [shim.call(SYNC, bytes(8), awaited=True) for _ in range(1 + number % 3)]
         answered(shim, len(awaited))
     check(shim, pool.sessions["heat"], awaited)
+
+
+def test_a_copy_that_nobody_awaits_and_the_synchronisation_behind_it(pool: FakePool, agent: Agent,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `.item()` of PyTorch: a copy to pinned memory, which is answered, and a wait for its stream."""
+    most, run = [0], library.Exchange.run
+
+    def counting(exchange: library.Exchange) -> None:
+        run(exchange)
+        most[0] = max(most[0], sum(put.kind == ANSWER for put in exchange.given.put[:exchange.given.count]))
+
+    monkeypatch.setattr(library.Exchange, "run", counting)
+    shim, seqs = start(agent, ring=True), []
+    for number in range(CALLS):
+        copies = [shim.call("memcpy_d2h", ARGS + bytes(8)) for _ in range(1 + number % 7 // 2)]
+        seqs += [*copies, shim.call(SYNC, bytes(8), awaited=True)]
+        answered(shim, len(seqs))
+    check(shim, pool.sessions["heat"], seqs)
+    assert most[0] >= 2, "no run passed on both answers"
 
 
 def test_links_drop_and_workers_die_meanwhile(pool: FakePool, agent: Agent) -> None:

@@ -23,13 +23,12 @@ from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.shared import SMALLEST
 from rgpu.link.messages.data import PIECE_AT_LAYOUT
 from rgpu.server.worker.agent.same_host import Door, HostMemory, PlainArea
-from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
+from rgpu.session.calls.wire import ANSWERED, BY_NAME
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.journal.record import Record, RecordReader
 
 COMPLETED = BY_NAME["completed"].id
-ANSWERED = {call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC}
 
 
 def answer_of(record: Record) -> bytes:

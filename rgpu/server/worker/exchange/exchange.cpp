@@ -58,7 +58,7 @@ Exchange::Did Exchange::feed(Given &given, const Message &message) {
     channel.take();
     given.stream += size;
     if (!fed(given, records_.data(), size)) return Did::ended;
-    return given.step->awaiting ? answer(given) : Did::something;
+    return answers(given);
 }
 
 // Records, and then the last one's payload, which the device reads where the program's side wrote it.
@@ -99,6 +99,13 @@ bool Exchange::fed(Given &given, const uint8_t *data, size_t size) {
     given.rest = data + given.step->taken;
     given.rest_size = size - given.step->taken;
     return false;
+}
+
+// A copy to pinned memory that nobody awaits is answered, and then the synchronisation behind it.
+Exchange::Did Exchange::answers(Given &given) {
+    Did did = Did::something;
+    for (uint32_t left = given.step->awaiting; left && did == Did::something; --left) did = answer(given);
+    return did;
 }
 
 // The program waits for it, and mostly has sent nothing behind the call.

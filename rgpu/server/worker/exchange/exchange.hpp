@@ -93,6 +93,7 @@ class Exchange {
     Did feed(Given &given, const Message &message);
     Did feed_placed(Given &given, const Message &message);
     bool fed(Given &given, const uint8_t *data, size_t size);
+    Did answers(Given &given);
     Did answer(Given &given);
     bool put(const Given &given, const Out &out);
     bool more(Given &given, uint64_t until);

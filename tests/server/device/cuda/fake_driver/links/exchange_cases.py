@@ -31,10 +31,10 @@ WORDS = struct.Struct("<4I")
 
 
 class Counted:
-    """The runs in compiled code: answers that they sent, and the reasons why they ended."""
+    """The runs in compiled code: answers that they sent, most in one, and the reasons why they ended."""
 
     def __init__(self) -> None:
-        self.answered, self.why = 0, 0
+        self.answered, self.why, self.most = 0, 0, 0
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         run(exchange)
         counts.answered += exchange.given.answered
         counts.why |= exchange.given.why
+        counts.most = max(counts.most, exchange.given.answered)
 
     monkeypatch.setattr(library.Exchange, "run", counting)
     yield counts
@@ -90,6 +91,19 @@ def test_most_round_trips_are_made_in_compiled_code(program: Program, counted: C
     program.agent.watermark(program.journal.seq)
     assert program.runtime.applied == program.journal.seq
     eventually(lambda: program.runtime.loop.gate.position == program.journal.seq)  # the books follow
+
+
+def test_a_copy_that_nobody_awaits_and_the_synchronisation_behind_it(program: Program, counted: Counted) -> None:
+    journal = program.journal
+    for number in range(200):
+        if number % 20 == 0:
+            program.issue()
+        program.value += 1
+        calls = journal("completed", observed=journal.seq) + journal.add_one() + journal.read(16)
+        program.agent.send(calls + journal("stream_synchronize", stream=18))
+        assert program.agent.answer(journal.seq - 1) == (0, 0, WORDS.pack(*[program.value] * 4))
+        assert program.agent.answer(journal.seq) == (0, 0, b"")
+    assert counted.most >= 2, "no run answered both"
 
 
 class Shared(Program):
