@@ -172,6 +172,7 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
 }
 
 void wait_for_answer(Waiter& waiter, std::uint16_t call) {
+  if (waiter.done.load(std::memory_order_acquire)) return;
   const auto began = std::chrono::steady_clock::now();
   attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);

@@ -129,7 +129,7 @@ Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
 bool start_callbacks(Notified by);            // the thread that Waiter::notify runs on
 void finish_waiter(Waiter* waiter);           // the answer is in place
-// Waits for the answer of a call, and counts that time (report_awaited).
+// Waits for the answer of a call, unless it is here, and counts that time (report_awaited).
 void wait_for_answer(Waiter& waiter, std::uint16_t call);
 // Waits for the answer of an awaited call that is published as `seq`, and handles it as await() does.
 CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step = nullptr);
