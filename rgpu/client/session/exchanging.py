@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rgpu.client.exchange import library
-from rgpu.client.exchange.library import CALLS_LEFT, SHIPPED, Exchange
+from rgpu.client.exchange.library import CALLS_LEFT, PASSED, SHIPPED, Exchange
 from rgpu.client.journal.cursor import Cursor
 from rgpu.client.session.attachment import Attachment
 from rgpu.client.session.parts import Parts
@@ -46,6 +46,7 @@ class Exchanging:
         self._segment: Segment | None = None  #: whose address is set
         self._named = (-1, -1)  #: changes of the bulk segments, and of which of them may be named, that it knows
         self.answered = 0  #: answers that were passed on here
+        self.worked = False  #: calls or answers were passed on, or left, by the last run; else messages at most
 
     def attached(self) -> None:
         """Begin with the session's new link."""
@@ -105,6 +106,7 @@ class Exchanging:
         elif given.why & CALLS_LEFT:
             shipper.take_calls()
         self._note_put()
+        self.worked = bool(given.why & (SHIPPED | CALLS_LEFT | PASSED))
         return bool(given.why) or link.opener.pending > 0
 
     def _note_shipped(self, cursor: Cursor | None) -> None:

@@ -235,7 +235,9 @@ class Shipper:
                 self.down(link, error)
             return []
         if found:
-            self._active = self._worked = time.monotonic()
+            self._active = time.monotonic()
+            if self.exchanging.worked:  # not for a sign of life
+                self._worked = self._active
             if link is not None and link.opener.pending:
                 self.incoming.take(link)
         return self._loop.poll(0)
