@@ -185,18 +185,40 @@ def test_asynchronous_answers_are_those_of_the_pool(local: LocalPool, api: rgpu.
     asyncio.run(main())
 
 
+def contents(path: Path) -> bytes:
+    """What a file of /proc holds; nothing if its process has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.timeout(240)
 def test_a_start_that_is_cancelled_leaves_no_program(local: LocalPool, api: rgpu.Pool) -> None:
-    async def main() -> None:
-        async with rgpu.AsyncPool(local.environment["RGPU_POOL"]) as pool:
-            starting = asyncio.ensure_future(pool.run(["sleep", "600"], name="cancelled", env=local.environment))
-            await asyncio.sleep(0.5)
-            starting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await starting
+    """A cancelled start leaves nothing behind, at whichever stage it is cancelled."""
+    unique = f"600.{os.getpid()}"
 
-    asyncio.run(main())
-    eventually(lambda: any(row.name == "cancelled" and row.state == "ended" for row in api.sessions(all=True)))
+    async def start_and_cancel(pool: rgpu.AsyncPool, name: str, after: float) -> bool:
+        starting = asyncio.ensure_future(pool.run(["sleep", unique], name=name, env=local.environment))
+        await asyncio.sleep(after)
+        starting.cancel()
+        try:
+            run = await starting
+        except asyncio.CancelledError:
+            return True
+        run.signal(signal.SIGKILL)  # it had started by then: this machine is quick
+        assert await run.wait() == 137
+        return False
+
+    async def main() -> list[bool]:
+        async with rgpu.AsyncPool(local.environment["RGPU_POOL"]) as pool:
+            return [await start_and_cancel(pool, f"cancelled-{stage}", 0.05 * stage) for stage in range(12)]
+
+    cancelled = asyncio.run(main())
+    assert cancelled[0], "nothing runs before the event loop was given a turn"
+    eventually(lambda: all(row.state == "ended" for row in api.sessions(all=True) if row.name.startswith("cancelled-")))
+    assert any(row.name.startswith("cancelled-") for row in api.sessions(all=True))
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if unique.encode() in contents(path)]
 
 
 @pytest.mark.timeout(240)
