@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""What one awaited small copy costs, and whom: processor time and wake-ups of program, agent, worker and daemon.
+"""What one awaited copy costs, and whom: processor time and wake-ups of program, agent, worker and daemon.
 
     python bench/remote/round_trip.py [--device cpu|cuda:0] [--calls 3000] [--rounds 5] [--same-host auto|off]
-                                      [--exchange on|off|both]
+                                      [--exchange on|off|both] [--bytes 4] [--direction from|to]
 
-A program copies 4 bytes from the device behind a small memset, again and again (`.item()`); it prints each call's time
-and its kernel's counters (/proc/PID/task/*/schedstat) are read around it, thread by thread. What is printed, medians
-over the rounds: microseconds of a call as the program sees it; of each process, the microseconds of a processor and
-the wake-ups that a call costs, and the share of the busiest threads. A wake-up is a hand-over between processors or
-processes: on an idle machine some 5 to 50 µs of a call each, so their number says where to look first, also on a
-machine that is too busy for the times to mean much (its load average stands beside them).
+A program copies 4 bytes from the device behind a small memset, again and again (`.item()`), or as many as told, or to
+the device with a wait behind. It prints each call's time, and its kernel's counters (/proc/PID/task/*/schedstat) are
+read around it, thread by thread. What is printed, medians over the rounds: microseconds of a call as the program sees
+it; of each process, the microseconds of a processor and the wake-ups that a call costs, and the share of the busiest
+threads. A wake-up is a hand-over between processors or processes: on an idle machine some 5 to 50 µs of a call each, so
+their number says where to look first, also on a machine that is too busy for the times to mean much (its load average
+stands beside them).
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def main() -> None:
     parser.add_argument("--same-host", default="off", choices=["auto", "off"], help="share memory with the worker")
     parser.add_argument("--exchange", default="on", choices=["on", "off", "both"],
                         help="messages passed on in compiled code; both: one after the other")
+    parser.add_argument("--bytes", type=int, default=4, help="of one copy")
+    parser.add_argument("--direction", default="from", choices=["from", "to"], help="from the device, or to it")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows = {}
@@ -88,6 +91,7 @@ def main() -> None:
     if options.output:
         options.output.write_text(json.dumps({
             "device": options.device, "calls": options.calls, "rounds": options.rounds, "load": os.getloadavg()[0],
+            "bytes": options.bytes, "direction": options.direction,
             "same_host": options.same_host, "processors": os.cpu_count(), "exchange": rows}, indent=1) + "\n")
 
 
@@ -95,7 +99,8 @@ def measure(options: argparse.Namespace) -> Any:
     """Run a pool and the program in it; return the medians of its rounds."""
     with tempfile.TemporaryDirectory(prefix="rgpu-trips-") as folder, \
             LocalPool(Path(folder), 1, 10.0, options.device) as pool:
-        program = pool.run(sys.executable, str(PROGRAM), folder, str(options.calls), str(options.rounds), name="trips",
+        program = pool.run(sys.executable, str(PROGRAM), folder, str(options.calls), str(options.rounds),
+                           str(options.bytes), options.direction, name="trips",
                            options=("--same-host", options.same_host))
         program.wait_lines(2, 120)
         time.sleep(SETTLE_SECONDS)
@@ -109,7 +114,8 @@ def measure(options: argparse.Namespace) -> Any:
 
 def show(options: argparse.Namespace, exchange: str, found: Any) -> None:
     """Print what was measured."""
-    print(f"4 bytes from {options.device}, same host {options.same_host}, exchange {exchange} "
+    print(f"{options.bytes} bytes {options.direction} {options.device}, same host {options.same_host}, "
+          f"exchange {exchange} "
           f"({found['exchanged']} calls), {os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}: "
           f"{found['call_us']:.1f} µs a call")
     for name in ("program", "agent", "worker", "daemon"):

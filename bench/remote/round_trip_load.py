@@ -1,7 +1,7 @@
-"""Awaited copies of 4 bytes behind a memset, in rounds that a file begins each.
+"""Awaited copies behind a memset, or to the device and waited for, in rounds that a file begins each.
 
-usage: round_trip_load.py FOLDER CALLS ROUNDS. It prints its process id, ``ready``, and after each round ``us`` with the
-median time of a call, µs. Round N begins when FOLDER/N is there.
+usage: round_trip_load.py FOLDER CALLS ROUNDS BYTES from|to. It prints its process id, ``ready``, and after each round
+``us`` with the median time of a call, µs. Round N begins when FOLDER/N is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-folder, calls, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder, calls, rounds, size, direction = Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5]
 
 
 def done(result: tuple[Any, ...]) -> Any:
@@ -27,17 +27,25 @@ def done(result: tuple[Any, ...]) -> Any:
 
 done(driver.cuInit(0))
 done(driver.cuCtxSetCurrent(done(driver.cuDevicePrimaryCtxRetain(done(driver.cuDeviceGet(0))))))
-memory, word = done(driver.cuMemAlloc(4096)), bytearray(4)
+memory, data = done(driver.cuMemAlloc(max(size, 4096))), bytearray(size)
 
 
-def call(value: int) -> None:
-    """One ``.item()``: work, and its result on the host."""
+def call_from(value: int) -> None:
+    """One ``.item()``, or a longer copy: work, and its result on the host."""
     done(driver.cuMemsetD32(memory, value, 1024))
-    done(driver.cuMemcpyDtoH(word, memory, 4))
-    if int.from_bytes(word, "little") != value:
-        raise SystemExit(f"round_trip_load: read {word.hex()} where {value} was written")
+    done(driver.cuMemcpyDtoH(data, memory, size))
+    if int.from_bytes(data[:4], "little") != value:
+        raise SystemExit(f"round_trip_load: read {data[:4].hex()} where {value} was written")
 
 
+def call_to(value: int) -> None:
+    """Copy to the device and wait until the copy is there."""
+    data[:4] = value.to_bytes(4, "little")
+    done(driver.cuMemcpyHtoD(memory, data, size))
+    done(driver.cuCtxSynchronize())
+
+
+call = {"from": call_from, "to": call_to}[direction]
 for index in range(200):
     call(index)
 print(os.getpid(), flush=True)
