@@ -11,8 +11,8 @@ import pytest
 from tests.suites import numba_cuda, numba_reasons
 from tests.support.pools.pool import ROOT, LocalPool
 
-#: Linking, local memory, kernels that allocate, call through pointers and free.
-FEW = ("cudadrv.test_linker", "cudapy.test_localmem", "cudapy.test_array_methods")
+#: Linking, local memory, kernels that allocate, call through pointers and free; a plain function as a test.
+FEW = ("cudadrv.test_linker", "cudapy.test_localmem", "cudapy.test_array_methods", "cudapy.test_matmul")
 #: That so many pass is claimed (docs/users/numba.md): fewer may not.
 LEAST = {"cudadrv": 235, "cudapy": 1540}
 
@@ -25,7 +25,7 @@ def test_a_few_modules(tmp_path: Path) -> None:
     with LocalPool(tmp_path / "pool", nodes=1, lease=10.0) as pool:
         found = numba_cuda.run(FEW, pool.environment, tmp_path / "out", jobs=2, limit=160)
     assert not wrong(found)
-    assert all(module.counts()["passed"] >= 2 and not module.ended for module in found)
+    assert all(module.counts()["passed"] and not module.ended for module in found)
 
 
 @pytest.mark.slow

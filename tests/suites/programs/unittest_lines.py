@@ -1,16 +1,19 @@
-"""Run unittest modules and write what became of each test to a file, one JSON object a line.
+"""Run modules of tests and write what became of each test to a file, one JSON object a line.
 
     python unittest_lines.py OUT MODULE...
 
 ``{"planned": [id, …]}`` comes first, then ``{"id", "outcome", "reason", "trace"}`` as each test ends, so that what was
-begun is known even where the process dies. Outcomes: passed, failed, error, skipped.
+begun is known even where the process dies. Outcomes: passed, failed, error, skipped. Tests are unittest's, and plain
+functions named ``test_…`` that need no fixture, as pytest finds them.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import traceback
+import types
 import unittest
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -85,12 +88,40 @@ def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield part
 
 
+class Function(unittest.FunctionTestCase):
+    """A plain function as a test, named as pytest names it."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        super().__init__(function)
+        self._id = f"{function.__module__}.{function.__name__}"
+        self._skips = [mark.kwargs.get("reason", "") for mark in getattr(function, "pytestmark", ())
+                       if mark.name == "skip" or (mark.name == "skipif" and mark.args[0])]
+
+    def setUp(self) -> None:  # noqa: N802 - unittest's name
+        for reason in self._skips:
+            self.skipTest(reason)
+
+    def id(self) -> str:
+        return self._id
+
+
+def functions(module: types.ModuleType) -> Iterator[Function]:
+    """Give the module's plain functions that are tests."""
+    for name, value in vars(module).items():
+        if name.startswith("test") and isinstance(value, types.FunctionType) and value.__module__ == module.__name__:
+            wanted = [one for one in inspect.signature(value).parameters.values()
+                      if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+            if not wanted:
+                yield Function(value)
+
+
 def main() -> None:
     path, *modules = sys.argv[1:]
     with open(path, "w") as out:
         result = Lines(out)
         try:
             suite = unittest.defaultTestLoader.loadTestsFromNames(modules)
+            suite.addTests(test for name in modules if name in sys.modules for test in functions(sys.modules[name]))
         except BaseException as error:
             if not is_skip(type(error)):
                 raise
