@@ -79,10 +79,12 @@ def main() -> None:
     parser.add_argument("--same-host", default="off", choices=["auto", "off"], help="share memory with the worker")
     parser.add_argument("--exchange", default="on", choices=["on", "off", "both"],
                         help="messages passed on in compiled code; both: one after the other")
-    parser.add_argument("--bytes", type=int, default=4, help="of one copy")
+    parser.add_argument("--bytes", type=int, default=4, help="of one copy, 4 at least")
     parser.add_argument("--direction", default="from", choices=["from", "to"], help="from the device, or to it")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.bytes < 4:
+        parser.error("--bytes: 4 at least, the value that is looked for")
     rows = {}
     for exchange in ("off", "on") if options.exchange == "both" else (options.exchange,):
         os.environ["RGPU_EXCHANGE"] = exchange

@@ -16,6 +16,7 @@ import pytest
 import rgpu
 from tests.support.eventually import eventually
 from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool
+from tests.support.processes import living
 
 EXAMPLE = [text for text in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/users/api.md").read_text(), re.M | re.S)
            if "rgpu.integrations" not in text]  # those are of frameworks: test_frameworks.py
@@ -185,14 +186,6 @@ def test_asynchronous_answers_are_those_of_the_pool(local: LocalPool, api: rgpu.
     asyncio.run(main())
 
 
-def contents(path: Path) -> bytes:
-    """What a file of /proc holds; nothing if its process has ended."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.mark.timeout(240)
 def test_a_start_that_is_cancelled_leaves_no_program(local: LocalPool, api: rgpu.Pool) -> None:
     """A cancelled start leaves nothing behind, at whichever stage it is cancelled."""
@@ -218,7 +211,7 @@ def test_a_start_that_is_cancelled_leaves_no_program(local: LocalPool, api: rgpu
     assert cancelled[0], "nothing runs before the event loop was given a turn"
     eventually(lambda: all(row.state == "ended" for row in api.sessions(all=True) if row.name.startswith("cancelled-")))
     assert any(row.name.startswith("cancelled-") for row in api.sessions(all=True))
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if unique.encode() in contents(path)]
+    eventually(lambda: not living(Path(unique)))  # neither the program nor what started it
 
 
 @pytest.mark.timeout(240)
