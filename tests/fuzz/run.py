@@ -2,11 +2,13 @@
 
 usage: python -m tests.fuzz.run [--seconds 600] [--jobs 2] [--out FILE] [TARGET …]
 
-Each target runs in a process of its own. Inputs that reach new code are kept in
---work (default: a temporary folder) and, smallest first and a few KB in all,
-copied to tests/fuzz/corpus/TARGET with --keep. A finding is copied there too,
-as crash-…, so that the ordinary tests fail until it is mended. Writes a table
-(commit, inputs, coverage, findings) to FILE. Needs the extra ``fuzz``.
+Each target runs in a process of its own, those in C++ (tests/fuzz/compiled.py)
+under sanitizers. Inputs that reach new code are kept in --work (default: a
+temporary folder) and, smallest first and a few KB in all, copied to
+tests/fuzz/corpus/TARGET with --keep. A finding is copied there too, as crash-…,
+so that the ordinary tests fail until it is mended (one in C++ stays in --work).
+Writes a table (commit, inputs, coverage, findings) to FILE. Targets in Python
+need the extra ``fuzz``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
+
+from tests.fuzz import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).parent / "corpus"
@@ -54,8 +59,7 @@ def fuzz(target: str, seconds: int, work: Path) -> Result:
         cwd=ROOT, capture_output=True, text=True, errors="replace",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))})
     result = Result(target, time.monotonic() - began)
-    for match in _STATUS.finditer(child.stderr):
-        result.runs, result.coverage, result.corpus = int(match[1]), int(match[2]), int(match[4])
+    _note(result, child.stderr)
     if not child.returncode and not result.coverage:
         result.finding, result.tail = "nothing was instrumented", child.stderr[-2000:]
     if child.returncode:
@@ -66,6 +70,25 @@ def fuzz(target: str, seconds: int, work: Path) -> Result:
             (CORPUS / target).mkdir(parents=True, exist_ok=True)
             shutil.copy(found[-1], CORPUS / target / found[-1].name.removeprefix(f"{target}-"))
     return result
+
+
+def fuzz_compiled(target: str, seconds: int, work: Path) -> Result:
+    """Run a target in C++."""
+    program = compiled.build(target, work / target)
+    began = time.monotonic()
+    finding = work / f"{target}-crash-{os.getpid()}"
+    child = compiled.fuzz(program, "--seconds", str(seconds), "--seed", str(time.time_ns()), "--finding", str(finding))
+    result = Result(target, time.monotonic() - began)
+    _note(result, child.stdout)
+    if child.returncode:
+        result.finding = str(finding) if finding.exists() else f"exit {child.returncode}"
+        result.tail = (child.stdout + child.stderr)[-4000:]
+    return result
+
+
+def _note(result: Result, output: str) -> None:
+    for match in _STATUS.finditer(output):
+        result.runs, result.coverage, result.corpus = int(match[1]), int(match[2]), int(match[4])
 
 
 def _seed(target: str, folder: Path) -> None:
@@ -125,23 +148,24 @@ def main() -> int:
     from tests.fuzz.readers import TARGETS
 
     parser = argparse.ArgumentParser(description="fuzz the readers of outside bytes")
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET")
+    names = [*TARGETS, *compiled.TARGETS]
+    parser.add_argument("targets", nargs="*", choices=[*names, []], metavar="TARGET")
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    try:
-        import atheris  # noqa: F401
-    except ImportError:
+    chosen = options.targets or names
+    if find_spec("atheris") is None and set(chosen) & set(TARGETS):
         print("fuzzing needs atheris: pip install 'rgpu-live[fuzz]'", file=sys.stderr)
         return 2
     work = options.work or Path(tempfile.mkdtemp(prefix="rgpu-fuzz-"))
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda name: fuzz(name, options.seconds, work), options.targets or list(TARGETS)))
+        results = list(pool.map(lambda name: (fuzz_compiled if name in compiled.TARGETS else fuzz)(
+            name, options.seconds, work), chosen))
     for result in results:
-        if options.keep:
+        if options.keep and result.target in TARGETS:
             keep(result.target, work)
         if result.finding:
             print(f"== {result.target}: {result.finding}\n{result.tail}", file=sys.stderr)
