@@ -24,6 +24,7 @@ CALM = 5.0
 ENDED, GRACE = 5.0, 60.0  #: seconds after which checkpoints of ended sessions go, and what no checkpoint needs
 #: Times its patience that a program has to come to its first step (imports, compilers), and a recovery to its end.
 SLOW = 3.0
+LONG_GAP = 60.0  #: seconds between two steps above which it is looked into, though the session ended well
 STARTS = 5  #: of a run that no node answers
 SAME, WRONG, LOST, HUNG, LATE = "same", "WRONG", "LOST", "HUNG", "LATE"
 
@@ -48,7 +49,7 @@ class Case:
     gap_step: int = 0
     seconds: float = 0.0
     deeds: list[Deed] = field(default_factory=list)
-    evidence: str = ""  #: the folder of what was kept of a failure
+    evidence: str = ""  #: the folder of what was kept of a failure, or of a gap longer than ``LONG_GAP``
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class SessionRun:
             self._disturb()
             self._judge()
         finally:
-            if self.case.verdict != SAME:
+            if self.case.verdict != SAME or self.program.gap > LONG_GAP:
                 self._keep_evidence()
             self.program.end()
             self.disturber.finish(20)
@@ -199,10 +200,10 @@ class SessionRun:
         else:
             self.case.verdict = SAME
 
-    # -- what is kept of a failure ----------------------------------------------------------------
+    # -- what is kept of a failure, and of a long gap ---------------------------------------------
     def _keep_evidence(self) -> None:
         """Its output stands there already; logs of daemons and workers, the history and events, and who does what."""
-        folder = self.folder / f"{self.name}-failed"
+        folder = self.folder / f"{self.name}-{'slow' if self.case.verdict == SAME else 'failed'}"
         folder.mkdir(exist_ok=True)
         self.case.evidence = str(folder)
         for suffix in (".out", ".err"):

@@ -50,12 +50,13 @@ def disturbances(cases: Sequence[Case]) -> list[str]:
 
 
 def failures(cases: Sequence[Case], command: str) -> list[str]:
-    """What failed, how to repeat it, what was done to it, where what was kept of it lies."""
+    """What failed or stood still for long, how to repeat it, what was done to it, where what was kept of it lies."""
     lines = []
     for case in cases:
-        if case.verdict != SAME:
+        if case.verdict != SAME or case.evidence:
             who = f"{case.plan.kind}, session {case.plan.number} of seed {case.plan.seed}"
-            lines += [f"{case.verdict}: {who}: {case.text}",
+            what = f"no step for {case.gap:.1f} s before step {case.gap_step}" if case.verdict == SAME else case.text
+            lines += [f"{case.verdict}: {who}: {what}",
                       f"  repeat: {command} --seed {case.plan.seed} --session {case.plan.number}",
                       f"  kept:   {case.evidence}", *(f"    {deed}" for deed in case.deeds)]
     return lines

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import os
 import sys
 import tempfile
@@ -167,6 +168,8 @@ def main() -> int:
                       card_memory(pool.living()))
         suite.run(rows, after)
         (folder / "compat-logs" / "pool.log").write_text(pool.logs())
+        # What each session waited for: why is a row slower than natively?
+        (folder / "compat-logs" / "sessions.json").write_text(json.dumps(pool.rgpu("ps", "--all"), indent=1))
     print(f"\n{report.summary(ended)}; logs in {folder / 'compat-logs'}")
     for result in ended:
         if result.result == "FAIL":
