@@ -124,14 +124,16 @@ void send_messages(Input &input, Memory &m, uint64_t stream) {
                                              input.maybe(offset), input.maybe(length)};
                 const uint64_t size = input.up_to(300);
                 m.peer.send(data_link::kCallsAt, with(place, size, place.stream == stream ? kRight : kWrong));
-                stream += size + length;
+                stream += size + place.length;
                 break;
             }
             case 4: {
                 static constexpr uint8_t kinds[] = {data_link::kIssued, data_link::kCalls, data_link::kCallsAt};
-                Bytes body(input.up_to(60), kWrong);
-                input.fill(body.data(), std::min<size_t>(body.size(), 8));
+                const auto offset = input.take<uint64_t>();
+                Bytes body = with(offset, input.up_to(60), offset == stream ? kRight : kWrong);
+                body.resize(input.maybe<uint8_t>(60) % (body.size() + 1));
                 m.peer.send(input.maybe(kinds[input.up_to(2)]), body);
+                stream += offset == stream && body.size() > 8 ? body.size() - 8 : 0;
                 break;
             }
             case 5: {
