@@ -47,7 +47,8 @@ class AsyncRun:
         fd, ended, loop = os.pidfd_open(self.run.agent_pid), asyncio.Event(), asyncio.get_running_loop()
         loop.add_reader(fd, ended.set)
         try:
-            await asyncio.wait_for(ended.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await ended.wait()
         except TimeoutError:
             raise TimedOut(f"{self.name} still runs after {timeout:g} s", session=self.name) from None
         finally:

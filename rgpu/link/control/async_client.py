@@ -42,12 +42,14 @@ class AsyncControlClient:
         queue = self._waiting.setdefault(message.id, asyncio.Queue())
         try:
             try:
-                await asyncio.wait_for(self._socket.send(encode(message)), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._socket.send(encode(message))
             except TimeoutError:
                 raise PoolUnavailable(f"{self.endpoint.address} does not answer", verb=verb) from None
             while True:
                 try:
-                    body = await asyncio.wait_for(queue.get(), timeout)
+                    async with asyncio.timeout(timeout):
+                        body = await queue.get()
                 except TimeoutError:
                     raise self._lost(message) from None
                 reply = parse(body, message.id)

@@ -77,7 +77,8 @@ async def follow(registry: Registry, since: int, seconds: float,
     left = seconds
     try:
         while len(events) < MAX_EVENTS:
-            change = await asyncio.wait_for(anext(watch), left)
+            async with asyncio.timeout(left):
+                change = await anext(watch)
             since = max(since, change.revision)
             found = _views(event.entry for event in change.events if event.entry is not None)
             events += [event for event in found if shown(event)]

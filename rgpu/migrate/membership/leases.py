@@ -96,7 +96,8 @@ class LeaseKeeper:
             while kept.in_time():
                 left = (kept.deadline() - boot_time_ns()) / NANOSECOND
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(waiter[1].wait(), min(LOOK_SECONDS, max(0.001, left)))
+                    async with asyncio.timeout(min(LOOK_SECONDS, max(0.001, left))):
+                        await waiter[1].wait()
                 waiter[1].clear()
         finally:
             self._waiters.discard(waiter)

@@ -108,8 +108,8 @@ class Revoking:
 
     async def _tell_one(self, host: str, names: dict[str, str]) -> str:
         try:
-            await asyncio.wait_for(self.commands.tell(host, "keys.forget", {"keys": names}, epoch=0,
-                                                      timeout=TELL_SECONDS), TELL_SECONDS)
+            async with asyncio.timeout(TELL_SECONDS):
+                await self.commands.tell(host, "keys.forget", {"keys": names}, epoch=0, timeout=TELL_SECONDS)
         except Fenced:
             raise
         except TimeoutError:

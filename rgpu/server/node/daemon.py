@@ -438,7 +438,8 @@ class Daemon:
             await self.web.close()
         self.background.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._leave(), LEAVE_SECONDS)
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._leave()
         for session in [] if self._elsewhere else [*self.held.running, *self.held.incoming]:
             with contextlib.suppress(RgpuError):
                 await self.held.end(session, "the node stops")

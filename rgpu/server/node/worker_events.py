@@ -64,7 +64,8 @@ class WorkerDeaths:
         self._faults[pid] = f" of {why} of {handle.device}"
         handle.kill()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await handle.closed.wait()
         await asyncio.gather(*(self._examining.suspect(device, f"{why} in session {session}") for device in devices))
         handle.give_up()  # a driver that hangs may keep the process for ever; the session goes on
 

@@ -234,7 +234,8 @@ class Admission:
                 self.queue.seen[order.name] = self.term.clock.monotonic()
                 return told
             try:
-                await asyncio.wait_for(news.wait(), left)
+                async with asyncio.timeout(left):
+                    await news.wait()
             except TimeoutError:
                 pass
 

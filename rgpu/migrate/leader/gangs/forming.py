@@ -194,7 +194,8 @@ class Gangs:
                 self.queue.seen[order.name] = self.term.clock.monotonic()
                 return told
             try:
-                await asyncio.wait_for(news.wait(), left)
+                async with asyncio.timeout(left):
+                    await news.wait()
             except TimeoutError:
                 pass
 

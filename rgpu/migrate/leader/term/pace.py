@@ -36,5 +36,6 @@ class Pace:
     async def pause(self, waiting: bool) -> None:
         """Wait until the next check. ``waiting``: an operation is under way or is to be tried again."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._due.wait(), OFTEN_SECONDS if waiting else RARE_SECONDS)
+            async with asyncio.timeout(OFTEN_SECONDS if waiting else RARE_SECONDS):
+                await self._due.wait()
         self._due.clear()

@@ -37,7 +37,8 @@ async def examine(spec: str) -> str:
         sys.executable, "-m", "rgpu.server.node.devices.examine", "--device", spec, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, start_new_session=True, env=without_credentials(os.environ))
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            output, _ = await process.communicate()
         return str(json.loads(output.splitlines()[-1])["fault"])
     except TimeoutError:
         return f"it did not answer within {PATIENCE:.0f} s"
@@ -47,7 +48,8 @@ async def examine(spec: str) -> str:
         if process.returncode is None:
             process.kill()
             with contextlib.suppress(TimeoutError):  # one that hangs in the driver stays until the driver returns
-                await asyncio.wait_for(process.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await process.wait()
 
 
 class Examining:

@@ -38,7 +38,8 @@ class Description:
             while True:
                 await self.look()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._changed.wait()
                 self._changed.clear()
         finally:
             watch.cancel()

@@ -86,7 +86,8 @@ class Keyring:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._looked.wait(), QUIET_SECONDS if folder else LOOK_SECONDS)
+                    async with asyncio.timeout(QUIET_SECONDS if folder else LOOK_SECONDS):
+                        await self._looked.wait()
                 self._looked.clear()
                 await self._guarded(self._read_revoked)  # whatever the state of the watch
                 await self._guarded(self._publish)

@@ -113,7 +113,8 @@ class WebPage:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

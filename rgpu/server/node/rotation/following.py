@@ -61,7 +61,8 @@ class SecretsFollower:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), QUIET_SECONDS if settled else LOOK_SECONDS)
+                    async with asyncio.timeout(QUIET_SECONDS if settled else LOOK_SECONDS):
+                        await self._changed.wait()
                 self._changed.clear()
                 settled = await self._look()
         finally:

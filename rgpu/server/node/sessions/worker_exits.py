@@ -21,7 +21,8 @@ async def end_worker(handle: WorkerHandle, reason: str) -> None:
     """Ask the worker to end; kill it if it does not."""
     try:
         await handle.request("forget", reason=reason, timeout=END_SECONDS)
-        await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
+        async with asyncio.timeout(END_SECONDS):
+            await handle.closed.wait()
     except (TimeoutError, LinkError, RgpuError):
         handle.kill()
 
@@ -50,7 +51,8 @@ class LeavingWorkers:
     async def _see_off(self, handle: WorkerHandle) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await handle.closed.wait()
         except TimeoutError:
             handle.kill()
             await handle.closed.wait()
@@ -69,5 +71,6 @@ class LeavingWorkers:
         for handle in [one for one in self.handles if wanted is None or not wanted.isdisjoint(parts(one.device))]:
             if any(free(spec) < quota for spec in parts(handle.device)):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(handle.closed.wait(), 2 * END_SECONDS)
+                    async with asyncio.timeout(2 * END_SECONDS):
+                        await handle.closed.wait()
                 self.handles.discard(handle)

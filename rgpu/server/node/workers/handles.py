@@ -74,7 +74,8 @@ class WorkerHandle:
         self._waiting[number] = future
         try:
             self.channel.send({"id": number, "do": do, **values}, fds)
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):
+                return await future
         except TimeoutError:
             raise TimedOut(f"the worker of {self.session} did not finish {do!r} within {timeout:.0f} s") from None
         finally:

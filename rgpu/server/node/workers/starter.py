@@ -68,7 +68,8 @@ class WorkerStarter:
         if epoch > 1 and state == "empty":
             return True
         try:
-            return not await asyncio.wait_for(self.recoverable(session), TAG_SECONDS)
+            async with asyncio.timeout(TAG_SECONDS):
+                return not await self.recoverable(session)
         except (RgpuError, TimeoutError) as error:
             log.warning("whether a session can be recovered cannot be told: its worker runs outside MPS",
                         session=session, reason=str(error))
@@ -79,7 +80,8 @@ class WorkerStarter:
         if self.derived is None or self.tag is None:
             return None
         try:
-            return await asyncio.wait_for(self.tag(session), TAG_SECONDS)
+            async with asyncio.timeout(TAG_SECONDS):
+                return await self.tag(session)
         except (RgpuError, TimeoutError) as error:
             log.warning("whose a session is cannot be told: its worker has no derived file", session=session,
                         reason=str(error))

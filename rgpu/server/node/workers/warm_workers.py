@@ -139,7 +139,8 @@ class WarmWorkers:
         waiter = asyncio.get_running_loop().create_future()
         waiters.append(waiter)
         try:
-            await asyncio.wait_for(waiter, self._patience.get(device, SOON_SECONDS))
+            async with asyncio.timeout(self._patience.get(device, SOON_SECONDS)):
+                await waiter
         except TimeoutError:
             log.warning("a warm worker is slow to start: it is not waited for", device=device)
             return False
@@ -155,7 +156,8 @@ class WarmWorkers:
             self._unwatch(item)
             self._fill(device, replace_seconds(len(os.sched_getaffinity(0))))
             try:
-                await asyncio.wait_for(asyncio.to_thread(warm_worker.assign, item.channel, assignment, log_path), 5.0)
+                async with asyncio.timeout(5.0):
+                    await asyncio.to_thread(warm_worker.assign, item.channel, assignment, log_path)
             except (RgpuError, OSError, TimeoutError) as error:
                 log.warning("a warm worker was of no use", device=device, pid=item.process.pid, reason=str(error))
                 self._end(item)

@@ -25,7 +25,7 @@ Answer *Engine::expect(uint64_t seq, bool callback, bool timed) {
         awaited_since_ = now_ns();
     }
     answer->timed = timed;
-    observed(seq);  // a replay's answer replaces the one before
+    forget_answer(seq);  // a replay's answer replaces the one before
     answer->retained = true;
     retained_[seq] = answer;
     return answer;
@@ -37,8 +37,16 @@ void Engine::drop(Answer *answer) {
     delete answer;
 }
 
-// The program has received it. Called with the mutex, by the applying thread.
+// The program knows that the call is complete. Called with the mutex, by the applying thread. The program may know so
+// from a watermark, before a timed call's times are there: its answer is still to be sent, for a profiler waits for it.
 void Engine::observed(uint64_t seq) {
+    const auto found = retained_.find(seq);
+    if (found != retained_.end() && found->second->timed && !found->second->done) found->second->early = true;
+    else forget_answer(seq);
+}
+
+// The caller holds the mutex.
+void Engine::forget_answer(uint64_t seq) {
     auto found = retained_.find(seq);
     if (found == retained_.end()) return;
     Answer *answer = found->second;
@@ -61,6 +69,7 @@ void Engine::finish(Answer *answer, CUresult result) {
     answer->done = true;
     if (answer->timed) {
         if (answer->retained) queue_times(answer);
+        if (answer->retained && answer->early) forget_answer(answer->seq);
         return;
     }
     if (answer->result) answer->pieces.clear();

@@ -261,7 +261,7 @@ void Engine::position(uint64_t applied) {
     reset();
     {
         std::lock_guard lock(mutex_);  // answers made before the rebuild are not needed any more
-        while (!retained_.empty()) observed(retained_.begin()->first);
+        while (!retained_.empty()) forget_answer(retained_.begin()->first);
         foreign_.clear();
     }
     applied_.store(applied, std::memory_order_release);

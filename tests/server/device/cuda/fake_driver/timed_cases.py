@@ -165,6 +165,22 @@ def test_an_answer_is_kept_until_the_program_has_it(session: Session) -> None:
     assert seq not in [found[0] for found in fast.retained()]
 
 
+def test_times_are_sent_though_the_program_knows_of_the_end_before(cupti: Any, device: Any, journal: Journal) -> None:
+    """It reads a watermark, and its profiler waits for the times, whose record takes a while."""
+    session = Session(device, journal)
+    session.wait(journal.seq)
+    cupti.fake_cupti_lose(1)  # no record comes: the times are there 0.2 s after the end
+    for calls in range(1, 4):
+        early = session.add_one()
+        seq = journal.seq
+        session.take(early + journal("completed", observed=seq))
+        session.wait(seq)
+        session.span(seq)
+        assert seq not in [found[0] for found in session.runtime.fast.retained()], f"kept for ever, {calls}"
+        time.sleep(1.0)  # a lost record is waited for again
+        session.take(session.add_one() + session.add_one())  # the base of times may be a second old
+
+
 def test_a_snapshot_waits_for_the_times(session: Session, cupti: Any) -> None:
     session.take(session.add_one() + session.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
     waiting = session.journal.seq
