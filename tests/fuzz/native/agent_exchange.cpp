@@ -29,8 +29,7 @@ struct Memory {
             event.data.fd = end;
             CHECK(!::epoll_ctl(epoll, EPOLL_CTL_ADD, end, &event));
         }
-        CHECK(exchange.channel.start(Peer::send_key, Peer::data, sizeof Peer::data, Peer::receive_key, Peer::data,
-                                     sizeof Peer::data));
+        peer.start(exchange.channel);
     }
 };
 
@@ -59,13 +58,6 @@ uint64_t write_records(Input &input, Memory &m, uint64_t at, uint64_t seq) {
         at += whole;
     }
     return at;
-}
-
-template <class Head>
-Bytes with(const Head &head, size_t more) {
-    Bytes body(sizeof head + more, 7);
-    std::memcpy(body.data(), &head, sizeof head);
-    return body;
 }
 
 // What the worker sent.
@@ -105,12 +97,7 @@ void send_messages(Input &input, Memory &m, const Given &given) {
                 m.peer.send(input.maybe(kinds[input.up_to(2)]), body);
                 break;
             }
-            case 4: {
-                Bytes raw(input.up_to(200));
-                input.fill(raw.data(), raw.size());
-                m.peer.send_raw(raw);
-                break;
-            }
+            case 4: m.peer.send_noise(input); break;
             default: break;
         }
     }

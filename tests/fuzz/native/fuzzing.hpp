@@ -27,6 +27,14 @@ namespace fuzzing {
 
 using Bytes = std::vector<uint8_t>;
 
+// A message's body: its head, and so many bytes behind it.
+template <class Head>
+Bytes with(const Head &head, size_t more, uint8_t filled = 7) {
+    Bytes body(sizeof head + more, filled);
+    std::memcpy(body.data(), &head, sizeof head);
+    return body;
+}
+
 // One input, read from its beginning; zeros behind its end.
 class Input {
    public:
@@ -79,7 +87,10 @@ class Peer {
         }
         CHECK(sealer_.start(receive_key, data, sizeof data, true) && opener_.start(send_key, data, sizeof data, false));
     }
-    // Sends a message of the link, or bytes that are none.
+    void start(rgpu::Channel &channel) {  // of the code under test
+        CHECK(channel.start(send_key, data, sizeof data, receive_key, data, sizeof data));
+    }
+    // Sends a message of the link.
     void send(uint8_t kind, const Bytes &body) {
         Bytes frame(4 + 1 + body.size() + rgpu::kTag);
         const auto length = static_cast<uint32_t>(frame.size() - 4);
@@ -89,6 +100,12 @@ class Peer {
     }
     void send_raw(const Bytes &bytes) {
         if (bytes.size()) CHECK(::send(ends[1], bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0);
+    }
+    // Sends bytes that are no message.
+    void send_noise(Input &input) {
+        Bytes noise(input.up_to(200));
+        input.fill(noise.data(), noise.size());
+        send_raw(noise);
     }
     // Opens what was sent to it, and `unsent` behind that; each frame must be whole and open. Calls use(kind, body).
     template <class Use>

@@ -84,18 +84,8 @@ struct Memory {
     Bytes memory[2] = {Bytes(kWindow[0], 1), Bytes(kWindow[1], 2)};
     Window windows[2] = {{memory[0].data(), kWindow[0], 11, 0}, {memory[1].data(), kWindow[1], 12, 0}};
 
-    Memory() {
-        CHECK(exchange.channel.start(Peer::send_key, Peer::data, sizeof Peer::data, Peer::receive_key, Peer::data,
-                                     sizeof Peer::data));
-    }
+    Memory() { peer.start(exchange.channel); }
 };
-
-template <class Head>
-Bytes with(const Head &head, size_t more, uint8_t filled = kRight) {
-    Bytes body(sizeof head + more, filled);
-    std::memcpy(body.data(), &head, sizeof head);
-    return body;
-}
 
 // What the agent sent, mostly in the order of the stream.
 void send_messages(Input &input, Memory &m, uint64_t stream) {
@@ -136,12 +126,7 @@ void send_messages(Input &input, Memory &m, uint64_t stream) {
                 stream += offset == stream && body.size() > 8 ? body.size() - 8 : 0;
                 break;
             }
-            case 5: {
-                Bytes raw(input.up_to(200));
-                input.fill(raw.data(), raw.size());
-                m.peer.send_raw(raw);
-                break;
-            }
+            case 5: m.peer.send_noise(input); break;
             default: break;
         }
     }

@@ -52,7 +52,7 @@ struct Answer {
     bool retained = false;         // until completed(seq)
     bool callback = false;         // for Python, not for the link
     bool done = false;
-    bool timed = false;            // of a call that a profiler times, which no thread waits for: the five below
+    bool timed = false;            // of a call that a profiler times, which no thread waits for; so are these three lines
     bool early = false;            // completed(seq) came before the times: they are sent, and not kept behind that
     uint64_t clock = 0, received = 0, answered = 0;  // as in rgpu/session/objects/spans.py
     uint64_t began = 0, ended = 0;                   // when the device worked on it, ns of CLOCK_MONOTONIC
