@@ -72,7 +72,7 @@ class SessionRun:
         self.folder, self.over = folder, over
         self.name = f"{plan.kind}-{plan.number}"
         self.case = Case(plan)
-        self._calls: Any = None  #: of its worker
+        self._applied: Any = None  #: calls, by its worker
         self._got_on = 0.0  #: when it was last seen to get on
         self._standing: tuple[Any, Any] = (None, None)  #: its epoch and state when they were last asked for
         self._command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory,
@@ -168,11 +168,11 @@ class SessionRun:
         pool has decided about it since: others' plans kill daemons, too, and its recovery begins again then. Decisions
         alone do for :data:`SLOW` times the patience after the last step; so does a pool that cannot say."""
         row = self.pool.row(self.name)
-        calls, standing = row.get("calls"), (row.get("epoch"), row.get("state"))
-        further = isinstance(calls, int) and calls != self._calls
+        applied, standing = row.get("applied"), (row.get("epoch"), row.get("state"))
+        further = isinstance(applied, int) and applied != self._applied
         decided = not row or row["state"] != "running" or standing != self._standing
         if further:
-            self._calls = calls
+            self._applied = applied
         self._standing = standing
         if further or decided and now - self.program.last < SLOW * self.limits.patience:
             self._got_on = now

@@ -36,3 +36,14 @@ UNANSWERED = PoolUnavailable.exit_code
     ([ended(UNANSWERED)] * (STARTS + 3), STARTS)])
 def test_only_a_run_that_no_node_answers_is_started_again(programs: list[Any], started: int) -> None:
     assert begun(*programs) == started
+
+
+def test_a_session_whose_worker_applies_calls_is_not_hung() -> None:
+    """A replay: the program's own count stands still, what the worker has applied does not."""
+    run, rows = object.__new__(SessionRun), [{"state": "running", "epoch": 4, "calls": 900, "applied": applied}
+                                             for applied in (10, 20, 20)]
+    run.name, run._applied, run._standing, run._got_on = "s", None, (4, "running"), 0.0
+    run.limits = SimpleNamespace(patience=60.0)  # type: ignore[assignment]
+    run.program = SimpleNamespace(last=0.0)  # type: ignore[assignment]
+    run.pool = SimpleNamespace(row=lambda name: rows.pop(0))  # type: ignore[assignment]
+    assert [run._gets_on(1000.0), run._gets_on(1060.0), run._gets_on(1120.0)] == [True, True, False]

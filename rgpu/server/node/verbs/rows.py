@@ -53,12 +53,12 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
              str(view.get("error_detail") or ""), _pinned(view.get("pins")), _waiting(stats.get("managed_waiting")),
              *who_waits(read_figures(view.get("communicators"))),
-             f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
-             if catch_up.get("state") in ("ordered", "overlapping") else ""]
+             _catching_up(catch_up, view.get("position"), stats.get("calls"))]
     return {"session": record.name, "user": user or None, "state": record.state, "host": record.owner,
             "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
-            "awaited_calls": stats.get("awaited_calls"), "exchanged_calls": stats.get("exchanged_calls"),
+            "applied": view.get("position"), "awaited_calls": stats.get("awaited_calls"),
+            "exchanged_calls": stats.get("exchanged_calls"),
             "bytes": stats.get("bytes"), "pid": _pid(stats, record),
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
@@ -79,6 +79,14 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "gang": record.gang or None, "rank": record.rank if record.gang else None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _catching_up(catch_up: dict[str, Any], applied: Any, calls: Any) -> str:
+    """Note on a backlog, with how much of it is applied: a long replay shows that it gets on."""
+    if catch_up.get("state") not in ("ordered", "overlapping"):
+        return ""
+    far = f", {applied:,} of {calls:,} calls" if isinstance(applied, int) and isinstance(calls, int) else ""
+    return f"catching up ({catch_up['state']}{far}): {catch_up.get('reason')}"
 
 
 def _waiting(touches: Any) -> str:
