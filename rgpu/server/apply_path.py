@@ -111,7 +111,19 @@ class ApplyPath(Protocol):
         """Wait for the turn of ``stream``: 1: it is now; 0: nothing completed for ``seconds``; -1: interrupted."""
 
     def pass_order(self, stream: int) -> None:
-        """Let work for ``stream`` be given now, whatever is under way."""
+        """Let the next call be given to ``stream`` now, whatever is under way."""
+
+    def beside(self, stream: int) -> bool:
+        """Whether only host functions that have not returned, and work behind them, keep the stream from its turn."""
+
+    def covers(self) -> bool:
+        """Whether all work under way follows what was issued before it: an observation then changes nothing there."""
+
+    def put_off(self, seq: int) -> bool:
+        """Whether the wait for observed call ``seq`` is put off until :meth:`settle`; else it is due now."""
+
+    def settle(self, seconds: float) -> bool:
+        """Whether all calls that were put off are complete; waits for ``seconds`` at most."""
 
     # -- answers of the path's own --------------------------------------------------
     def attach(self) -> None:

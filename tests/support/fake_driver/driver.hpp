@@ -77,7 +77,8 @@ struct Variable {
 struct Stream;
 struct Event {
     void *context = current;
-    uint64_t wanted = 0, reached = 0;
+    // Of the last record. A wait is for the record that was the last one when it was given.
+    std::shared_ptr<bool> reached = std::make_shared<bool>(true);
     std::atomic<double> when{0};
 };
 

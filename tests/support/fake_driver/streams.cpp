@@ -105,11 +105,11 @@ API Result cuCtxSynchronize() {
 API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
     auto *event = static_cast<Event *>(handle);
     std::unique_lock guard(lock);
-    const uint64_t wanted = event->wanted;
+    const std::shared_ptr<bool> reached = event->reached;
     guard.unlock();
     return give(stream, [=] {
         std::lock_guard inner(lock);
-        return event->reached >= wanted;
+        return *reached;
     });
 }
 API Result cuStreamWaitValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
@@ -124,14 +124,14 @@ API Result cuEventDestroy_v2(void *) { return 0; }
 API Result cuEventRecord(void *handle, void *stream) {
     auto *event = static_cast<Event *>(handle);
     if (event->context != of(stream)->context) return 400;
-    uint64_t mine;
+    const auto reached = std::make_shared<bool>(false);
     {
         std::lock_guard guard(lock);
-        mine = ++event->wanted;
+        event->reached = reached;
     }
     return give_once(stream, [=] {
         std::lock_guard guard(lock);
-        event->reached = mine;
+        *reached = true;
         event->when = milliseconds();
     });
 }
@@ -139,12 +139,13 @@ API Result cuEventQuery(void *handle) {
     auto *event = static_cast<Event *>(handle);
     if (sticky) return sticky;
     std::lock_guard guard(lock);
-    return event->reached < event->wanted ? 600 : 0;
+    return *event->reached ? 0 : 600;
 }
 API Result cuEventSynchronize(void *handle) {
     auto *event = static_cast<Event *>(handle);
     std::unique_lock guard(lock);
-    changed.wait(guard, [&] { return event->reached >= event->wanted || sticky; });
+    const std::shared_ptr<bool> reached = event->reached;
+    changed.wait(guard, [&] { return *reached || sticky; });
     return sticky;
 }
 API Result cuEventElapsedTime_v2(float *ms, void *from, void *to) {

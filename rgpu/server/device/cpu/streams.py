@@ -49,6 +49,7 @@ class Streams:
         self._work = threading.Condition(self._mutex)
         self._queue: deque[Op] = deque()
         self._idle = 0
+        self._taken = 0  #: ops that device threads took and have not done with
         self._threads = 0
         self._callbacks = 0
         self._times: deque[tuple[Op, int, Any, Callable[[], None] | None]] = deque()  #: completed, not yet reported
@@ -167,6 +168,12 @@ class Streams:
             op = self.schedule.held.get(call)
             return op is not None and not op.released
 
+    @property
+    def stopped(self) -> bool:
+        """Whether all that is not complete stands at host functions that were not released, or behind them."""
+        with self._mutex:
+            return not self._queue and not self._taken and any(not op.released for op in self.schedule.held.values())
+
     def release(self, call: int) -> None:
         """Let the stream continue that waits at host function ``call``, ahead of the record that releases it."""
         try:
@@ -217,6 +224,7 @@ class Streams:
                 self._idle += 1
                 self._work.wait(left)
                 self._idle -= 1
+            self._taken += 1
             return self._queue.popleft()
 
     def _device_thread(self) -> None:
@@ -231,6 +239,8 @@ class Streams:
                 if current.held and not self._may_finish(current):
                     break
                 current = self._finish(current, data, keep=True)
+            with self._mutex:
+                self._taken -= 1
 
     def _count(self, more: int) -> None:
         with self._mutex:

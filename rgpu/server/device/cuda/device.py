@@ -101,7 +101,7 @@ class CudaDevice:
         self._work = OrderedWork(self.engine, self.gpus, self.completion)
         self._collectives = Collectives(self.gpus, self.engine, self.completion, self._work)
         self._host_functions = self.host_gates = HostFunctions(
-            self._context, self.is_complete, self._work.error.note, self.engine.host_functions)
+            self._context, self.is_complete, self._work.error.note, self.engine.host_functions, self.engine.returned)
         self._modules = LoadedModules(self.gpus, self.engine)
         self._state = StateBytes(self.gpus, self.mirrors, self._modules, self.hasher)
         self._endings = Endings(self.gpus, self._host_functions, self._state.in_place.going)
@@ -376,7 +376,7 @@ class CudaDevice:
             return
         handle = self._work.stream(stream)
         self.engine.boundary(stream)
-        self._work.run(seq, stream, self._host_functions.enqueue(seq, handle, reached), "cuStreamWaitValue32")
+        self._work.stops(seq, stream, self._host_functions.enqueue(seq, handle, reached), "cuStreamWaitValue32")
 
     def host_function_done(self, seq: int) -> None:
         self._host_functions.done(seq)

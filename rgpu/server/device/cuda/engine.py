@@ -24,7 +24,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 12
+VERSION = 13
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
@@ -85,9 +85,11 @@ def _library() -> ctypes.CDLL:
         "position": (None, e, q), "applied": (q, e), "keep_place": (None, e, p), "reset": (None, e),
         "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "order": (None, e, i), "in_order": (i, e, q, q),
-        "pass_order": (None, e, q), "usual": (None, e, c_uint32), "reached": (q, e), "ahead": (c_uint32, e),
+        "pass_order": (None, e, q), "beside": (i, e, q), "covers": (i, e), "put_off": (i, e, q),
+        "settle": (i, e, q), "usual": (None, e, c_uint32), "reached": (q, e), "ahead": (c_uint32, e),
         "may_go_on": (i, e, q), "apply": (i, e, c_uint32, q, p, z, p, z),
-        "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
+        "boundary": (None, e, q), "submitted": (None, e, q, q), "stops": (None, e, q, q),
+        "returned": (None, e, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "rest": (None, e, q, i),
         "host_functions": (None, e, i),
         "progress": (z, e, p, z, p, z, POINTER(z)),
@@ -199,6 +201,22 @@ class Engine:
     def in_order(self, stream: int, seconds: float) -> int:
         """Await the turn of a stream's work. 1: it is next; 0: nothing completed for ``seconds``; -1: interrupted."""
         return int(self._lib.rge_in_order(self._engine, stream, int(seconds * 1e9)))
+
+    def beside(self, stream: int) -> bool:
+        """Whether only host functions that have not returned, and work behind them, keep the stream from its turn."""
+        return bool(self._lib.rge_beside(self._engine, stream))
+
+    def covers(self) -> bool:
+        """Whether work follows all that was issued before it: observations need not be waited for."""
+        return bool(self._lib.rge_covers(self._engine))
+
+    def put_off(self, seq: int) -> bool:
+        """Put the wait for an observed call off until :meth:`settle`; False: it is to be waited for now."""
+        return bool(self._lib.rge_put_off(self._engine, seq))
+
+    def settle(self, seconds: float) -> bool:
+        """Wait ``seconds`` at most for the calls that were put off. Return whether they are complete."""
+        return int(self._lib.rge_settle(self._engine, int(seconds * 1e9))) > 0
 
     def position(self, applied: int, foreign: list[int]) -> None:
         """Set the position, and the calls that another owner applied."""

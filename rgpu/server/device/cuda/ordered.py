@@ -79,12 +79,21 @@ class OrderedWork:
 
     def run(self, seq: int, stream: int, result: tuple[Any, ...], what: str) -> None:
         """Record work ``seq``, which the driver took with ``result``."""
+        self._check(result, what)
+        self._completion.submitted(stream, seq)
+
+    def stops(self, seq: int, stream: int, result: tuple[Any, ...], what: str) -> None:
+        """Record host function ``seq``, at which the stream stops; the driver took that with ``result``."""
+        self._check(result, what)
+        self._engine.stops(stream, seq)
+
+    def _check(self, result: tuple[Any, ...], what: str) -> None:
+        """Note a sticky error, raise :class:`DeviceError` for another."""
         code = int(result[0])
         if code in STICKY:
             self.error.note(code, what)
         elif code:
             raise DeviceError(f"{what}: {driver.CUresult(code).name}", code)
-        self._completion.submitted(stream, seq)
 
     def call(self, name: str, seq: int, payload: Any = b"", **args: Any) -> None:
         """Apply a hot call through the engine."""

@@ -9,6 +9,7 @@ applied records to a tap (:mod:`.journal_tap`).
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +37,11 @@ from rgpu.session.objects.live import LiveObjects
 log = structlog.get_logger(__name__)
 
 _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host_function_done"].id
+#: Calls that take effect in the order of their streams, or on later work alone: they need none of what the program saw.
+_ORDERED = frozenset(BY_NAME[name].id for name in (
+    "launch", "graph_launch", "memset", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy2d_h2d", "memcpy2d_d2h",
+    "memcpy2d_d2d", "event_create", "event_record", "stream_wait_event", "graph_exec_update", "host_function",
+    "host_function_done", "completed"))
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 EVER = 2**63  #: a position that no session reaches
 
@@ -57,10 +63,12 @@ class ApplyLoop:
         self.tap: JournalTap | None = None  #: receives a copy of applied records, for a replay elsewhere
         self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.open_functions: set[int] = set()  #: host functions that did not return yet
+        self._functions: set[int] = set()  #: those that the program has not observed yet
+        self._owed: deque[int] = deque()  #: those whose observation the path has put off, by position
         self._device, self._path, self._executor, self._answers = device, path, executor, answers
         self._order, self._boundary, self._text, self._effects = order, boundary, text, effects
         self._late = LateCalls(getattr(device, "host_gates", None), boundary, self._apply, self._read_on,
-                               lambda call: device.is_complete(call))
+                               lambda call: path.covers() or device.is_complete(call))
         executor.modules.digest = lambda seq: self.live.digest(seq)
         self.memory = 0  #: bytes of the session's devices, 0: not bounded
         self._bugs = 0  #: argument errors that the path has reported
@@ -202,6 +210,8 @@ class ApplyLoop:
     def _obey(self, command: Command, view: memoryview, at: int) -> None:
         match command:
             case Apply(record):
+                if record.call_id not in _ORDERED:
+                    self._settle()
                 if record.call_id in MAY_WAIT and self._late.concern():
                     self._late.apply(record, view[at:])
                 else:
@@ -230,6 +240,7 @@ class ApplyLoop:
         self.place.begins(record.seq)
         if record.call_id == _HOST_FUNCTION:
             self.open_functions.add(record.seq)
+            self._functions.add(record.seq)
         elif record.call_id == _HOST_FUNCTION_DONE:
             self.open_functions.discard(decoders.decode(record.call_id, record.args).call)
         if self._bounded(record):
@@ -266,7 +277,8 @@ class ApplyLoop:
             if (gates := self._order.gates) is not None and gates.held:
                 if ahead is None:
                     ahead = LookAhead(gates, fed.applied + 1, (behind, *self._order.queued()), fed.waiting[3],
-                                      self.read_ahead, self._device.is_complete, LOOKED_AT)
+                                      self.read_ahead,
+                                      lambda call: self._path.covers() or self._device.is_complete(call), LOOKED_AT)
                 ahead.look()
             return False
 
@@ -275,11 +287,27 @@ class ApplyLoop:
     def _wait_for(self, seq: int) -> None:
         """Wait for the work of a call that the program has observed."""
         device, answers = self._device, self._answers
+        if seq in self._functions:
+            self._functions.discard(seq)
+            if self._path.put_off(seq):
+                self._owed.append(seq)
+                while self._owed and device.is_complete(self._owed[0]) and self._owed[0] not in answers.unanswered:
+                    answers.observed(self._owed.popleft())
+                return
         if not device.is_complete(seq):
             self._boundary.wait(lambda: device.wait_complete(seq, 0.05))
         if seq in answers.unanswered:  # a free is carried out by its answer's callback, in another thread
             self._boundary.wait(lambda: answers.wait(seq, 0.05))
         answers.observed(seq)
+
+    def _settle(self) -> None:
+        """Wait for what the path has put off: the next call may depend on the program having seen it complete."""
+        if not self._path.settle(0.0):
+            self._boundary.wait(lambda: self._path.settle(0.02))
+        while self._owed:
+            if self._owed[0] in self._answers.unanswered:
+                self._boundary.wait(lambda: self._answers.wait(self._owed[0], 0.05))
+            self._answers.observed(self._owed.popleft())
 
     def _wait_for_free(self, seq: int) -> bool:
         """Wait for the work up to call ``seq``, as the program had (SEMANTICS 2, 21). Return whether all is complete.

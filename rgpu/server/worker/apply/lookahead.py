@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 from zlib import crc32
@@ -39,6 +40,7 @@ MAY_WAIT = frozenset(BY_NAME[name].id for name in (
     "graph_exec_destroy", "array_create", "array_destroy", "texture_create", "texture_place", "texture_destroy"))
 PATIENCE = 0.5  #: seconds that such a call is delayed for the program's functions; then it is made in a thread
 READS = 64  #: messages read ahead between two checks
+STEP = 4096  #: bytes scanned between two checks
 _DONE, _COMPLETED = BY_NAME["host_function_done"].id, BY_NAME["completed"].id
 _COVERED = 36  #: bytes of a header under its own checksum
 
@@ -145,23 +147,26 @@ class LookAhead:
                  most: float = math.inf) -> None:
         self._gates, self._read_ahead, self._left = gates, read_ahead, most
         self._scanner = DoneScanner(position, skip, complete)
-        self._pieces = pieces
+        self._pieces = deque(memoryview(piece).cast("B") for piece in pieces)
 
     def look(self) -> bool:
         """Scan what has arrived. Return whether the scan ended, as where the journal has the waiting call complete."""
-        for data in self._pieces:
-            self._take(data)
-        self._pieces = ()
         self._take(b"")
+        while self._pieces and self._goes_on():
+            piece = self._pieces.popleft()
+            self._take(piece[:STEP])
+            if len(piece) > STEP:
+                self._pieces.appendleft(piece[STEP:])
         for _ in range(READS):
-            if self._scanner.ended or self._scanner.waits or self._left <= 0 or not self._gates.held:
-                break
-            if self._read_ahead is None:
+            if self._pieces or self._read_ahead is None or not self._goes_on():
                 break
             if not len(data := self._read_ahead(0.0)):
                 break
             self._take(data)
         return self._scanner.ended
+
+    def _goes_on(self) -> bool:
+        return not (self._scanner.ended or self._scanner.waits) and self._left > 0 and self._gates.held
 
     def _take(self, data: Any) -> None:
         if self._left > 0:

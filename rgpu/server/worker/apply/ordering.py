@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 SLICE = 0.02  #: seconds between two checks of a thread that waits
 STALL = 0.8  #: seconds without any completion
-FUNCTION = 0.06  #: the same for a wait for a host function: it may need a call that follows this one
+FUNCTION = 0.06  #: the same where only host functions are waited for: they may need a call that follows this one
 PILE_UP = 0.002  #: seconds for which a session may be paused without calls piling up
 SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
 LATE = 0.002  #: seconds by which calls may be late without having piled up
@@ -210,7 +210,7 @@ class Ordering:
             return
         stream = issue_order.stream_of(record.call_id, record.args)
         assert stream is not None
-        if self._path.in_order(stream, SLICE) <= 0:
+        if self._path.in_order(stream, 0.0 if self.gates is not None and self.gates.held else SLICE) <= 0:
             self.wait(record.seq, record.call_id, stream, behind, 0, wait, read_ahead)
 
     def wait(self, seq: int, call_id: int, stream: int, behind: Any, skip: int,
@@ -240,6 +240,9 @@ class _Wait:
         ordering = self._ordering
         if not ordering.ordered:
             return True
+        gates = ordering.gates
+        if self._ahead is None and gates is not None and gates.held and self._passes(gates):
+            return True  # without a wait first, which may take a turn of a shared device
         if (came := ordering._path.in_order(self._stream, SLICE)) > 0:
             return True
         if came < 0:  # the session is paused: this time does not count as a stall
@@ -248,9 +251,7 @@ class _Wait:
         seen = ordering._path.reached()
         self._stuck = 0.0 if seen != self._seen else self._stuck + SLICE
         self._seen = seen
-        gates = ordering.gates
-        if gates is not None and gates.held and (self._look_ahead(gates) or self._in_a_function(gates)):
-            ordering._path.pass_order(self._stream)
+        if gates is not None and gates.held and self._passes(gates):
             return True
         if self._stuck < STALL:
             return False
@@ -258,12 +259,21 @@ class _Wait:
         ordering.feed(issue_order.Stalled(self._seq - 1, f"{waits} {ordering._what()}"))
         return True
 
-    def _in_a_function(self, gates: Gates) -> bool:
-        """Whether the call waits only for a host function that runs in the program, and work behind the function.
+    def _passes(self, gates: Gates) -> bool:
+        """Whether the call goes ahead of host functions that have not returned, and of work behind them."""
+        path = self._ordering._path
+        over = self._look_ahead(gates) or self._stuck >= FUNCTION
+        if (over and path.beside(self._stream)) or self._in_a_function(gates):
+            path.pass_order(self._stream)
+            return True
+        return False
 
-        On a local GPU this call would begin beside the function, too.
+    def _in_a_function(self, gates: Gates) -> bool:
+        """Whether the oldest work is a host function that runs in the program, and nothing has completed for long.
+
+        For work that the device keeps behind the function without the path knowing, as a legacy stream's is.
         """
-        if self._stuck < FUNCTION:
+        if self._stuck < STALL / 2:
             return False
         oldest = self._ordering._device.unfinished()
         return oldest is not None and gates.is_open(oldest[0])
@@ -272,6 +282,7 @@ class _Wait:
         """Release streams at functions that have returned; True: the journal has this call complete before that."""
         if self._ahead is None:
             pieces = (self._behind, *self._ordering.queued())
+            path, device = self._ordering._path, self._ordering._device
             self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead,
-                                    self._ordering._device.is_complete)
+                                    lambda call: path.covers() or device.is_complete(call))
         return self._ahead.look()

@@ -43,6 +43,7 @@ class SlowPath:
         self._usual = UNBOUNDED
         self._live_stream: int | None = None  #: stream that last received work while nothing is kept in order
         self._stream: int | None = None  #: stream that last received work in order
+        self._passed = (0, 0)  #: stream and position of the call that went ahead of others' work
 
     # -- the stream of records --------------------------------------------------
     def reset(self) -> None:
@@ -159,15 +160,32 @@ class SlowPath:
 
     def in_order(self, stream: int, seconds: float) -> int:
         """Wait ``seconds`` at most for a stream's turn. Return 1 if its turn is now, 0 if the device did not drain."""
-        if stream != self._stream:
+        if stream != self._stream and (stream, self.applied + 1) != self._passed:
             if not self._device.drain(seconds):
                 return 0
             self._stream = stream
         return 1
 
     def pass_order(self, stream: int) -> None:
-        """Make it a stream's turn, whatever is under way."""
-        self._stream = stream
+        """Let the next call be given to that stream, whatever is under way."""
+        self._stream, self._passed = None, (stream, self.applied + 1)
+
+    def beside(self, stream: int) -> bool:
+        """Return whether all that is not complete, of any stream, stands at a host function or behind one."""
+        gates = getattr(self._device, "order_gates", None)
+        return gates is not None and bool(gates.stopped)
+
+    def covers(self) -> bool:
+        """Return False: a wait for this kind of device is short."""
+        return False
+
+    def put_off(self, seq: int) -> bool:
+        """Return False, as :meth:`covers`."""
+        return False
+
+    def settle(self, seconds: float) -> bool:
+        """Return True: nothing was put off."""
+        return True
 
     # -- answers: they are the runtime's ----------------------------------------------
     def attach(self) -> None:

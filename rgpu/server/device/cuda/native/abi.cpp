@@ -10,7 +10,7 @@
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 12; }
+RGPU_API int rge_version() { return 13; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -91,7 +91,11 @@ RGPU_API void rge_interrupt(Engine *e, int on) { e->interrupt(on); }
 RGPU_API void rge_order(Engine *e, int on) { e->order(on); }
 RGPU_API void rge_usual(Engine *e, uint32_t calls) { e->usual(calls); }
 RGPU_API int rge_in_order(Engine *e, uint64_t stream, uint64_t ns) { return e->in_order(stream, ns); }
-RGPU_API void rge_pass_order(Engine *e, uint64_t stream) { e->pass_order(stream); }
+RGPU_API void rge_pass_order(Engine *e, uint64_t stream) { e->pass_beside(stream); }
+RGPU_API int rge_beside(Engine *e, uint64_t stream) { return e->beside(stream); }
+RGPU_API int rge_covers(Engine *e) { return e->covers(); }
+RGPU_API int rge_put_off(Engine *e, uint64_t seq) { return e->put_off(seq); }
+RGPU_API int rge_settle(Engine *e, uint64_t ns) { return e->settle(ns, false); }
 RGPU_API uint64_t rge_reached(Engine *e) { return e->reached(); }
 RGPU_API int rge_may_go_on(Engine *e, uint64_t ns) { return e->may_go_on(ns); }
 RGPU_API uint32_t rge_ahead(Engine *e) { return e->ahead(); }
@@ -102,6 +106,8 @@ RGPU_API int rge_apply(Engine *e, uint32_t call, uint64_t seq, const uint8_t *ar
 }
 RGPU_API void rge_boundary(Engine *e, uint64_t stream) { e->boundary(stream); }
 RGPU_API void rge_submitted(Engine *e, uint64_t stream, uint64_t seq) { e->submitted(stream, seq); }
+RGPU_API void rge_stops(Engine *e, uint64_t stream, uint64_t seq) { e->stops(stream, seq); }
+RGPU_API void rge_returned(Engine *e, uint64_t seq) { e->returned(seq); }
 RGPU_API int rge_mark(Engine *e, uint64_t stream, uint64_t seq, int all) { return e->mark(stream, seq, all); }
 RGPU_API int rge_mark_context(Engine *e, void *context, uint64_t seq) { return e->mark_context(context, seq); }
 

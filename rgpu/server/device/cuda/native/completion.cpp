@@ -17,6 +17,7 @@ constexpr uint64_t kMicro = 1000;
 constexpr uint64_t kPatience = 1'000'000'000;
 constexpr uint64_t kMoment = 1'000'000;  // ns to wait for room before looking for the end of open host functions
 constexpr double kGoal = 20e6;  // ns of work that may be submitted: the wait of a consistent snapshot
+constexpr double kTurns = 100e6;  // the same of a device that others share, which does all of it in one turn
 constexpr size_t kLeast = 8, kMost = 768;  // below the driver's own limit, about 1024 launches
 }  // namespace
 
@@ -94,11 +95,24 @@ void Engine::rest(uint64_t number, bool resting) {
     rests_.emplace_back(number, resting);
 }
 
+// As rest().
+void Engine::returned(uint64_t seq) {
+    std::lock_guard lock(rests_mutex_);
+    returned_.push_back(seq);
+}
+
+// The caller holds mutex_.
 void Engine::take_rests() {
     {
         std::lock_guard lock(rests_mutex_);
-        if (rests_.empty()) return;
+        if (rests_.empty() && returned_.empty()) return;
         rests_.swap(resting_now_);
+        returned_.swap(returned_now_);
+    }
+    for (const uint64_t seq : std::exchange(returned_now_, {})) {
+        functions_.erase(seq);
+        for (Stream *active : active_)
+            std::erase_if(active->functions, [&](const auto &function) { return function.first == seq; });
     }
     for (const auto &[number, resting] : resting_now_) {
         auto found = streams_.find(number);
@@ -205,13 +219,15 @@ void Engine::reap() {
     std::erase_if(leaving_, [](const auto &stream) { return !stream->active; });
 }
 
-// The time that a call keeps the device busy decides how many may be submitted ahead.
+// The time that a call keeps the device busy decides how many may be submitted ahead. Where a GPU is shared, most of it
+// is the wait for a turn: if all is complete at once while more is held back, the turn had room for more.
 void Engine::measure(size_t completed) {
     const uint64_t now = now_ns();
     if (completed) {
+        if (held_back_.load(std::memory_order_relaxed)) goal_ = pending_ ? kGoal : kTurns;
         const double each = static_cast<double>(now - busy_since_) / static_cast<double>(completed);
         call_ns_ = call_ns_ ? call_ns_ * 0.8 + each * 0.2 : each;
-        ahead_ = static_cast<size_t>(std::clamp(kGoal / std::max(call_ns_, 1.0), double(kLeast), double(kMost)));
+        ahead_ = static_cast<size_t>(std::clamp(goal_ / std::max(call_ns_, 1.0), double(kLeast), double(kMost)));
     }
     busy_since_ = now;
 }
@@ -225,6 +241,7 @@ void Engine::reach(Stream &stream, uint64_t tick, CUresult result) {
         --pending_;
     }
     while (!stream.launched.empty() && stream.launched.front().seq <= stream.done_seq) stream.launched.pop_front();
+    std::erase_if(stream.functions, [&](const auto &function) { return function.second <= tick; });
     while (!stream.actions.empty() && stream.actions.front().tick <= tick) {
         Action action = stream.actions.front();
         stream.actions.pop_front();
@@ -343,6 +360,13 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
 // function open this does not wait here, since its end may be a record not yet read.
 Pace Engine::keep_pace() {
     if (pending_ <= ahead_ || applied() < patient_until_) return Pace::on;
+    held_back_.store(true, std::memory_order_relaxed);
+    const Pace pace = wait_for_room();
+    held_back_.store(false, std::memory_order_relaxed);
+    return pace;
+}
+
+Pace Engine::wait_for_room() {
     const auto room = [&] { return pending_ <= ahead_ / 2 + 1; };
     const bool may_hold = host_functions_.load(std::memory_order_relaxed);
     int got = wait_until(room, now_ns() + (may_hold ? kMoment : kPatience), true);

@@ -106,6 +106,8 @@ struct Stream {
     CUcontext context = nullptr;
     uint64_t tick = 0;    // submissions
     uint64_t worked = 0;  // the last of them that was work: neither an event's record nor a wait for one
+    // (seq, tick) of host functions that have not returned, and of its waits for events behind some.
+    std::vector<std::pair<uint64_t, uint64_t>> functions;
     Past past;            // by the program's own events, since this catch-up began
     uint64_t past_of = 0; // the catch-up that `past` is of
     uint64_t marked = 0;  // the last marker covers submissions up to this one
@@ -126,6 +128,7 @@ struct Event {
     uint64_t seq = 0;  // of its last record; 0: none
     uint64_t stream = 0, tick = 0, identity = 0;
     Past past;         // of its stream when it was recorded
+    std::vector<uint64_t> functions;  // behind which it was recorded
     uint64_t past_of = 0;
 };
 
@@ -230,6 +233,8 @@ class Engine {
                    size_t payload_len);
     void boundary(uint64_t stream);                         // work that may stop the stream follows
     void submitted(uint64_t stream, uint64_t seq);          // the caller itself submitted work to the stream
+    void stops(uint64_t stream, uint64_t seq);              // the same of a host function
+    void returned(uint64_t seq);                            // that function has returned; any thread
     CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
     CUresult mark_context(CUcontext context, uint64_t seq);   // … by all streams of a GPU
 
@@ -239,7 +244,13 @@ class Engine {
     // complete, or the program's own events make the stream wait for it; 0: none of that completed within the patience;
     // -1: interrupted.
     int in_order(uint64_t stream, uint64_t patience_ns);
-    void pass_order(uint64_t stream) { work_stream_.store(stream, std::memory_order_release); }
+    void pass_beside(uint64_t stream);  // the next call is given to it, before others' work is complete
+    // Whether only host functions that have not returned, and work behind them, keep the stream from its turn.
+    bool beside(uint64_t stream);
+    // Whether work follows all that was issued before it, so that no observation has to be waited for.
+    bool covers();
+    bool put_off(uint64_t seq);          // whether the wait for that observed call is put off until settle()
+    int settle(uint64_t timeout_ns, bool interruptible);  // as wait_until: all calls put off are complete
     uint64_t reached();  // grows with each completion that was seen
     // Calls that the program is usually ahead of its work. feed() returns `behind` before a call for another stream
     // while clearly more of them are under way. UINT32_MAX: never.
@@ -325,7 +336,9 @@ class Engine {
     template <typename Predicate>
     int wait_on_progress(Predicate predicate, uint64_t patience_ns);
     bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call submits work to a stream, and which
-    bool behind_all(const Stream &stream);  // whether its work follows all work of the other streams
+    bool behind_all(const Stream &stream);  // whether its work follows all that was given to the other streams
+    static bool follows(const Stream &stream, const Stream &other, uint64_t tick);
+    bool covers_locked();
     Past &past(Stream &stream);
     void remember_past(Event &event, Stream &stream);
     void comes_behind(Stream &stream, const Event &event);
@@ -360,6 +373,7 @@ class Engine {
     template <typename Predicate>
     int wait_until(Predicate predicate, uint64_t deadline, bool interruptible);
     Pace keep_pace();
+    Pace wait_for_room();
     void poll();
     void measure(size_t completed);
 
@@ -451,15 +465,22 @@ class Engine {
     std::atomic<uint32_t> usual_{UINT32_MAX};
     std::atomic<uint64_t> work_stream_{kNoStream};  // in order: the stream of the last work
     uint64_t reached_ = 0;
+    uint64_t beside_ = 0;              // the last call that was passed beside unfinished work; 0: none is under way
+    std::pair<uint64_t, uint64_t> passed_{kNoStream, 0};  // stream and position of the call that was passed last
+    std::deque<uint64_t> put_off_;     // observed calls, by position; the applying thread's
     std::atomic<uint64_t> waited_ns_{0};
 
     std::atomic<size_t> pending_{0};  // calls that were submitted and are not complete
     size_t ahead_ = 256;        // how many are allowed
+    double goal_ = 20e6;        // ns of work that they may be
+    std::atomic<bool> held_back_{false};  // the applying thread waits for room
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
     size_t resting_ = 0;  // of the active streams
     std::mutex rests_mutex_;  // never held while anything else is waited for
     std::vector<std::pair<uint64_t, bool>> rests_, resting_now_;  // calls of `rest` that are not yet counted
+    std::vector<uint64_t> returned_, returned_now_;               // the same of `returned`
+    std::unordered_set<uint64_t> functions_;  // host functions that have not returned, as far as is counted
     bool works_ = false;
     uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, total before, ns
 

@@ -62,7 +62,9 @@ Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
             bad = Bad::arguments;
             return Outcome::applied;
         }
-        // Live this returns at once: the program has read the completion from the watermark. A replay waits.
+        // Live this returns at once: the program has read the completion from the watermark. A replay waits, or puts
+        // it off.
+        if (put_off(call.observed)) return Outcome::applied;
         const int got = wait_until([&] { return complete_locked(call.observed); }, ~0ull, true);
         if (got < 0) return Outcome::interrupted;
         std::lock_guard lock(mutex_);
@@ -95,6 +97,8 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         }
         return Came::all;
     }
+    if (!put_off_.empty() && !ordered_.load(std::memory_order_acquire) && settle(~0ull, true) < 0)
+        return Came::interrupted;
     begun_->store(header.seq, std::memory_order_relaxed);
     RecordView inner;
     const bool timed = timed_here(view, inner);
@@ -119,7 +123,8 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
     }
     if (ordered_.load(std::memory_order_acquire)) {
         if (uint64_t to; work_of(work, to)) {
-            const int turn = in_order(to, kTurn);
+            // With a host function open, the caller first looks for its end in the backlog.
+            const int turn = in_order(to, host_functions_.load(std::memory_order_relaxed) ? 0 : kTurn);
             if (turn < 0) return Came::interrupted;
             if (!turn) {
                 hand_over(view, step);
@@ -154,6 +159,7 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
 bool Engine::prompt(const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size) {
     if (!gathered_.empty() || inflow_.open || pass_all_ || ordered_.load(std::memory_order_acquire) || interrupted())
         return false;
+    if (!put_off_.empty()) return false;
     if (payload_size && !size) return false;
     size_t count = 0;
     for (size_t at = 0; at < size; ++count) {
@@ -263,6 +269,9 @@ void Engine::position(uint64_t applied) {
         std::lock_guard lock(mutex_);  // answers made before the rebuild are not needed any more
         while (!retained_.empty()) forget_answer(retained_.begin()->first);
         foreign_.clear();
+        put_off_.clear();
+        beside_ = 0;
+        passed_ = {kNoStream, 0};
     }
     applied_.store(applied, std::memory_order_release);
 }

@@ -4,7 +4,13 @@
 // Where the program's own events make the stream wait for all of that, the device keeps the order: a wait of the host
 // costs a turn of the GPU where sessions share one (tens of ms), and a program that orders its streams well may change
 // them several times a step. Streams track their predecessors as vector clocks do: each stream's submissions, by event
-// records and waits. Those two are no work themselves, so they wait for nothing.
+// records and waits. Those two are no work themselves, so they wait for nothing. Nor does anything wait for a host
+// function that has returned, only for the work before it.
+//
+// Where all work follows what was issued before it, the program's observations (`completed`) change nothing on the
+// device: a replay puts their waits off until a call that is no work (rgpu/server/worker/apply/apply_loop.py). Not
+// while a call is under way that was passed beside work behind an open host function: the function may have returned
+// because of it.
 #include "engine.hpp"
 
 #include <algorithm>
@@ -69,12 +75,23 @@ void reaches(Past &past, uint64_t identity, uint64_t tick) {
 void Engine::remember_past(Event &event, Stream &stream) {
     event.past.clear();
     event.past_of = 0;
+    event.functions.clear();
+    if (host_functions_.load(std::memory_order_relaxed)) {
+        std::lock_guard lock(mutex_);
+        for (const auto &[seq, tick] : stream.functions) event.functions.push_back(seq);
+    }
     if (!ordered_.load(std::memory_order_acquire)) return;
     event.past = past(stream);
     event.past_of = stream.past_of;
 }
 
 void Engine::comes_behind(Stream &stream, const Event &event) {
+    if (!event.functions.empty()) {
+        std::lock_guard lock(mutex_);
+        take_rests();
+        for (const uint64_t seq : event.functions)
+            if (functions_.count(seq)) stream.functions.emplace_back(seq, stream.tick);
+    }
     if (!event.seq || !ordered_.load(std::memory_order_acquire)) return;
     Past &known = past(stream);
     if (known.size() > kStreams) {  // work of an inactive stream is complete and needs no entry
@@ -92,11 +109,72 @@ void Engine::comes_behind(Stream &stream, const Event &event) {
 // The caller holds the mutex.
 bool Engine::behind_all(const Stream &stream) {
     return std::all_of(active_.begin(), active_.end(), [&](const Stream *other) {
-        if (other == &stream || other->done >= other->worked) return true;
-        return std::any_of(stream.past.begin(), stream.past.end(), [&](const auto &known) {
-            return known.first == other->identity && known.second >= other->worked;
-        });
+        const uint64_t function = other->functions.empty() ? 0 : other->functions.back().second;
+        return follows(stream, *other, std::max(other->worked, function));
     });
+}
+
+// The caller holds the mutex.
+bool Engine::follows(const Stream &stream, const Stream &other, uint64_t tick) {
+    if (&other == &stream || other.done >= tick) return true;
+    return std::any_of(stream.past.begin(), stream.past.end(),
+                       [&](const auto &known) { return known.first == other.identity && known.second >= tick; });
+}
+
+bool Engine::beside(uint64_t number) {
+    std::lock_guard lock(mutex_);
+    take_rests();
+    const Stream *to = stream(number);
+    return to && std::all_of(active_.begin(), active_.end(), [&](const Stream *other) {
+        const uint64_t before = other->functions.empty() ? other->worked : other->functions.front().second - 1;
+        return follows(*to, *other, std::min(other->worked, before));
+    });
+}
+
+void Engine::pass_beside(uint64_t number) {
+    {
+        std::lock_guard lock(mutex_);
+        take_rests();
+        const Stream *to = stream(number);
+        if (to && std::any_of(active_.begin(), active_.end(),
+                              [&](const Stream *other) { return !follows(*to, *other, other->worked); }))
+            beside_ = applied() + 1;
+    }
+    passed_ = {number, applied() + 1};
+    work_stream_.store(kNoStream, std::memory_order_release);  // the next call of this stream has its own turn
+}
+
+// The caller holds the mutex.
+bool Engine::covers_locked() {
+    if (!ordered_.load(std::memory_order_acquire)) return false;
+    if (beside_ && std::none_of(active_.begin(), active_.end(), [&](const Stream *active) {
+            return !active->pending.empty() && active->pending.front().second <= beside_;
+        }))
+        beside_ = 0;
+    return !beside_;
+}
+
+bool Engine::covers() {
+    std::lock_guard lock(mutex_);
+    return covers_locked();
+}
+
+bool Engine::put_off(uint64_t seq) {
+    if (!ordered_.load(std::memory_order_acquire)) return false;
+    std::lock_guard lock(mutex_);
+    while (!put_off_.empty() && complete_locked(put_off_.front())) put_off_.pop_front();
+    if (!covers_locked() || retained_.count(seq) || complete_locked(seq)) return false;
+    put_off_.push_back(seq);
+    return true;
+}
+
+int Engine::settle(uint64_t timeout_ns, bool interruptible) {
+    const auto over = [&] {
+        while (!put_off_.empty() && complete_locked(put_off_.front())) put_off_.pop_front();
+        return put_off_.empty();
+    };
+    const uint64_t now = now_ns();
+    return wait_until(over, timeout_ns > ~now ? ~0ull : now + timeout_ns, interruptible);
 }
 
 // 1: the predicate became true; 0: nothing completed within the patience; -1: interrupted. Evaluated under the mutex.
@@ -120,6 +198,7 @@ int Engine::wait_on_progress(Predicate predicate, uint64_t patience_ns) {
 
 int Engine::in_order(uint64_t number, uint64_t patience_ns) {
     if (work_stream_.load(std::memory_order_acquire) == number) return 1;
+    if (passed_ == std::pair{number, applied() + 1}) return 1;
     use();
     static const Stream nowhere;  // for a number that no stream has: the driver then refuses the call
     Stream *found = stream(number);
@@ -129,10 +208,11 @@ int Engine::in_order(uint64_t number, uint64_t patience_ns) {
     bool now;
     {
         std::lock_guard lock(mutex_);
+        take_rests();
         now = turn();
     }
     const int got = now ? 1 : wait_on_progress(turn, patience_ns);
-    if (got > 0) pass_order(number);
+    if (got > 0) work_stream_.store(number, std::memory_order_release);
     return got;
 }
 

@@ -39,15 +39,16 @@ CUDA_ERROR_OUT_OF_MEMORY = 2
 class HostFunctions:
     """The open host functions of one device. ``is_complete(seq)`` returns whether a call is complete.
 
-    ``opened(whether)`` is called, at each that is opened or returns, with whether any is open.
+    ``opened(whether)`` is called, at each that is opened or returns, with whether any is open; ``returned(seq)`` when
+    a stream need not stop at a function any more.
     """
 
     def __init__(self, context: Any, is_complete: Callable[[int], bool], on_error: Callable[[int, str], None],
-                 opened: Callable[[bool], None]) -> None:
+                 opened: Callable[[bool], None], returned: Callable[[int], None]) -> None:
         self._context = context
         self._is_complete = is_complete
         self._on_error = on_error
-        self._opened = opened
+        self._opened, self._returned = opened, returned
         self._changed = threading.Condition()
         self._words: Any = None
         self._values = [0] * WORDS
@@ -106,6 +107,7 @@ class HostFunctions:
         if word is not None:
             self._released.add(call)
             self._words[word] = self._values[word]
+            self._returned(call)
 
     @property
     def open(self) -> bool:
@@ -146,6 +148,7 @@ class HostFunctions:
         word = self._open.pop(seq)
         self._released.discard(seq)
         self._words[word] = self._values[word]
+        self._returned(seq)
         self._opened(bool(self._open))
 
     def _watch(self) -> None:

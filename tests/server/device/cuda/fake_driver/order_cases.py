@@ -221,6 +221,118 @@ def test_a_call_that_was_complete_before_the_function_returned_does_not_wait_for
     assert runtime.order.describe()["stalls"] == 0
 
 
+def seen(journal: Journal, call: int) -> bytes:
+    return journal("completed", observed=call)
+
+
+def test_in_order_an_observation_is_put_off_until_a_call_that_is_no_work(device: Any, journal: Journal,
+                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay: work follows the call that was seen complete anyway, a change of memory does not."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    data = held(journal, 18)
+    data += seen(journal, journal.seq) + after(journal, 18, 19) + journal.add_one(stream=19)
+    assert not waits(runtime, device, feed, data), "the work behind it is in order without a wait"
+    data = held(journal, 18)
+    data += seen(journal, journal.seq) + journal("event_destroy", event=20)
+    assert waits(runtime, device, feed, data), "what is no work came before the program had seen the call complete"
+    feed(journal.read(4))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<I", 1)
+
+
+def test_an_answer_that_was_seen_is_waited_for(device: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes memory until then."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    data = held(journal, 18) + journal("memcpy_d2h", source=BASE, size=4, stream=18)
+    assert waits(runtime, device, feed, data + seen(journal, journal.seq))
+
+
+def test_what_was_put_off_is_waited_for_where_the_order_ends(device: Any, journal: Journal,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    data = held(journal, 18)
+    feed(data + seen(journal, journal.seq))
+    assert runtime.applied == journal.seq and not device.is_complete(journal.seq - 1)
+    runtime.order.feed(issue_order.Stalled(runtime.applied, "for this test"))
+    assert not runtime.order.ordered
+    data = journal("memset", destination=BASE, pitch=4, width=1, height=1, element=4, value=1, stream=19)
+    assert waits(runtime, device, feed, data), "the program had seen the kernel complete before it"
+
+
+def function(journal: Journal, stream: int) -> tuple[bytes, int]:
+    return journal("host_function", stream=stream), journal.seq
+
+
+def test_host_functions_that_have_returned_hold_up_no_replay(device: Any, journal: Journal,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JAX does: functions on streams of their own, behind events; the host waits for none of them."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    feed(journal("stream_create", stream=21, context=16, flags=1, priority=0)
+         + journal("event_create", event=22, context=16, flags=2))
+    for _ in range(3):
+        data = held(journal, 18) + after(journal, 18, 21, 22)
+        call, number = function(journal, 21)
+        data += call + journal.add_one(stream=18)
+        data += seen(journal, number - 1) + journal("host_function_done", call=number) + seen(journal, number)
+        data += after(journal, 18, 19) + journal.add_one(stream=19)
+        assert not waits(runtime, device, feed, data)
+    feed(journal.read(4))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<I", 6)
+    assert runtime.order.describe()["stalls"] == 0 and runtime.executor.bugs == 0
+    assert not device.host_gates.open
+
+
+def test_beside_an_open_host_function_an_observation_is_waited_for(device: Any, journal: Journal,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function returned because of that call: what stands behind the function may need it."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    call, number = function(journal, 18)
+    data = call + journal.add_one(stream=18) + held(journal, 19)
+    data += seen(journal, journal.seq) + journal("host_function_done", call=number)
+    assert waits(runtime, device, feed, data)
+
+
+def test_slow_work_is_not_taken_for_a_host_function(device: Any, journal: Journal,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function is open, and the journal has the waiting call complete before its end; other work is ahead, too."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    feed(journal("stream_create", stream=21, context=16, flags=1, priority=0)
+         + journal("event_create", event=22, context=16, flags=2))
+    data = held(journal, 18) + after(journal, 18, 21, 22)
+    call, number = function(journal, 21)
+    data += call + journal("memset", destination=BASE, pitch=4, width=1, height=1, element=4, value=7, stream=19)
+    last = len(BOUNDARY.findall(data))
+    data += seen(journal, journal.seq) + journal("host_function_done", call=number)
+    position, thread = runtime.applied, threading.Thread(target=feed, args=(data,))
+    thread.start()
+    time.sleep(0.5)
+    assert runtime.applied == position + last - 1, "the memset overtook the kernel"
+    device.write(FLAG, b"\1\0\0\0")
+    thread.join(10)
+    assert device.drain(10)
+
+
+def test_a_shared_device_is_given_more_than_it_does_in_a_turn(device: Any, journal: Journal) -> None:
+    """All calls complete at once, 30 ms after they were given, as where others share it: the bound does not shrink."""
+    runtime, feed = started(device, journal, published=0)
+    for _ in range(12):
+        first, data = runtime.applied, held(journal, 18) + b"".join(journal.add_one(stream=18) for _ in range(300))
+        thread = threading.Thread(target=feed, args=(data,))
+        thread.start()
+        time.sleep(0.03)
+        given = runtime.applied - first
+        device.write(FLAG, b"\1\0\0\0")
+        thread.join(20)
+        assert device.drain(20)
+        device.write(FLAG, bytes(4))
+    assert given > 100
+
+
 def test_a_cut_while_a_call_waits_for_its_turn(device: Any, journal: Journal) -> None:
     """It is at that call's boundary, and the call comes behind it."""
     runtime, feed = started(device, journal)

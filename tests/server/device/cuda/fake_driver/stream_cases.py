@@ -242,7 +242,7 @@ def test_a_replay_waits_for_what_was_observed_and_a_cut_interrupts_that(device: 
     with pytest.raises(TimedOut):
         runtime.quiesce(0.2, settle=0.05)
     time.sleep(0.05)
-    assert runtime.applied == kernel, "the record behind the observation was applied too early"
+    assert runtime.applied <= kernel + 1 and device.engine.contains(BASE, 4), "the free came too early"
     device.write(BASE, b"\1\0\0\0")
     thread.join(10)
     assert runtime.applied == kernel + 2 and not device.engine.contains(BASE, 4)
