@@ -395,17 +395,6 @@ void Engine::submitted(uint64_t number, uint64_t seq) {
     if (Stream *on = stream(number)) submit(*on, seq);
 }
 
-void Engine::stops(uint64_t number, uint64_t seq) {
-    std::lock_guard lock(mutex_);
-    Stream *on = stream(number);
-    if (!on) return;
-    const uint64_t worked = on->worked;
-    submit(*on, seq);
-    on->worked = worked;
-    on->functions.emplace_back(seq, on->tick);
-    functions_.insert(seq);
-}
-
 CUresult Engine::mark(uint64_t stream, uint64_t seq, bool all) {
     use();
     return all ? synchronize_all(seq, nullptr, true) : synchronize(seq, stream, true);

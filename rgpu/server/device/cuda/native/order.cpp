@@ -121,6 +121,17 @@ bool Engine::follows(const Stream &stream, const Stream &other, uint64_t tick) {
                        [&](const auto &known) { return known.first == other.identity && known.second >= tick; });
 }
 
+void Engine::stops(uint64_t number, uint64_t seq) {
+    std::lock_guard lock(mutex_);
+    Stream *on = stream(number);
+    if (!on) return;
+    const uint64_t worked = on->worked;
+    submit(*on, seq);
+    on->worked = worked;
+    on->functions.emplace_back(seq, on->tick);
+    functions_.insert(seq);
+}
+
 bool Engine::beside(uint64_t number) {
     std::lock_guard lock(mutex_);
     take_rests();
