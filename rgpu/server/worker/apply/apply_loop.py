@@ -68,7 +68,7 @@ class ApplyLoop:
         self._device, self._path, self._executor, self._answers = device, path, executor, answers
         self._order, self._boundary, self._text, self._effects = order, boundary, text, effects
         self._late = LateCalls(getattr(device, "host_gates", None), boundary, self._apply, self._read_on,
-                               lambda call: path.covers() or device.is_complete(call))
+                               order.settled)
         executor.modules.digest = lambda seq: self.live.digest(seq)
         self.memory = 0  #: bytes of the session's devices, 0: not bounded
         self._bugs = 0  #: argument errors that the path has reported
@@ -277,8 +277,7 @@ class ApplyLoop:
             if (gates := self._order.gates) is not None and gates.held:
                 if ahead is None:
                     ahead = LookAhead(gates, fed.applied + 1, (behind, *self._order.queued()), fed.waiting[3],
-                                      self.read_ahead,
-                                      lambda call: self._path.covers() or self._device.is_complete(call), LOOKED_AT)
+                                      self.read_ahead, self._order.settled, LOOKED_AT)
                 ahead.look()
             return False
 

@@ -218,6 +218,10 @@ class Ordering:
         """Wait for the turn of a call that has to wait. ``skip``: bytes of ``behind`` that belong to the call."""
         wait(_Wait(self, seq, call_id, stream, behind, skip, read_ahead).over)
 
+    def settled(self, call: int) -> bool:
+        """Whether an observation of an applied call needs no wait."""
+        return self._path.covers() or self._device.is_complete(call)
+
     def _what(self) -> str:
         """Name the oldest call that is not complete, with its kernel where that is known."""
         oldest = self._device.unfinished()
@@ -282,7 +286,5 @@ class _Wait:
         """Release streams at functions that have returned; True: the journal has this call complete before that."""
         if self._ahead is None:
             pieces = (self._behind, *self._ordering.queued())
-            path, device = self._ordering._path, self._ordering._device
-            self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead,
-                                    lambda call: path.covers() or device.is_complete(call))
+            self._ahead = LookAhead(gates, self._seq, pieces, self._skip, self._read_ahead, self._ordering.settled)
         return self._ahead.look()

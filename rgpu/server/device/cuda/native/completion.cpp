@@ -224,10 +224,11 @@ void Engine::reap() {
 void Engine::measure(size_t completed) {
     const uint64_t now = now_ns();
     if (completed) {
-        if (held_back_.load(std::memory_order_relaxed)) goal_ = pending_ ? kGoal : kTurns;
+        if (held_back_.load(std::memory_order_relaxed)) turns_ = !pending_;
         const double each = static_cast<double>(now - busy_since_) / static_cast<double>(completed);
         call_ns_ = call_ns_ ? call_ns_ * 0.8 + each * 0.2 : each;
-        ahead_ = static_cast<size_t>(std::clamp(goal_ / std::max(call_ns_, 1.0), double(kLeast), double(kMost)));
+        const double fit = (turns_ ? kTurns : kGoal) / std::max(call_ns_, 1.0);
+        ahead_ = static_cast<size_t>(std::clamp(fit, double(kLeast), double(kMost)));
     }
     busy_since_ = now;
 }

@@ -330,7 +330,7 @@ class Engine {
 
     std::atomic<size_t> pending_{0};  // calls that were submitted and are not complete
     size_t ahead_ = 256;        // how many are allowed
-    double goal_ = 20e6;        // ns of work that they may be
+    bool turns_ = false;        // a device that others share: it does all of them in one turn
     std::atomic<bool> held_back_{false};  // the applying thread waits for room
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call

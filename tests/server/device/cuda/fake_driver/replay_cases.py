@@ -31,7 +31,7 @@ def test_a_replay_computes_what_the_program_did(device: Any, journal: Journal, s
         agent.send(data, program.chance.choice([100, 1000, 1 << 20]))
         for call in range(journal.seq - CELLS + 1, journal.seq + 1):
             program.compare(call, agent.answer(call)[2])
-        for call, (_, _, reply) in agent.answers.items():  # of those before, the ones that were not observed at once
+        for call, (_, _, reply) in list(agent.answers.items()):  # of those not observed at once
             program.compare(call, reply)
         said = runtime.order.describe()
         assert said["stalls"] == 0 and runtime.executor.bugs == 0, said
