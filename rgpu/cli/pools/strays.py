@@ -30,12 +30,12 @@ def of_folder(root: Path) -> list[Stray]:
         pid = int(path.name)
         try:
             words = [word.decode(errors="replace") for word in (path / "cmdline").read_bytes().split(b"\0")]
-            here = os.path.realpath(os.readlink(path / "cwd"))
+            folder, host = _told(words)
+            if folder and not os.path.isabs(folder):  # only then: a daemon shows its directory to root alone
+                folder = os.path.join(os.readlink(path / "cwd"), folder)
         except OSError:  # it ended, or is another user's
             continue
-        folder, host = _told(words)
-        if folder and os.path.realpath(os.path.join(here, folder)) == os.path.realpath(root) \
-                and alive(pid, process_start(pid)):
+        if folder and os.path.realpath(folder) == os.path.realpath(root) and alive(pid, process_start(pid)):
             found.append(Stray(pid, host))
     return sorted(found, key=lambda one: (bool(one.host), one.host, one.pid))
 

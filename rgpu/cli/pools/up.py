@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
 def _command(root: Path, host: str, device: str, device_memory: str, lease: float, module_cache_size: str,
              more: Sequence[str]) -> list[str]:
     """The command line of one node daemon."""
-    return [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
+    return [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", os.path.abspath(root), "--host", host,
             *(part for one in device.split(",") for part in ("--device", one)),
             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
             "--module-cache-size", module_cache_size, *more]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import select
+import shlex
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ class Terminal:
         if self.pid == 0:
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], environment)
         self.seen = b""
-        self.rgpu = " ".join(user.command())
+        self.rgpu = shlex.join(user.command())
         self.type("stty -echo; bind 'set enable-bracketed-paste off' 2>/dev/null; echo rea''dy")
         self.until("ready")
 
@@ -67,7 +68,7 @@ def terminal(user: ResidentUser, request: pytest.FixtureRequest) -> Iterator[Ter
 
 
 def test_the_program_has_the_terminal(terminal: Terminal) -> None:
-    terminal.type(f'{terminal.rgpu} -- {sys.executable} -c "{ASKS}"; echo en""ded')
+    terminal.type(f'{terminal.rgpu} -- {shlex.quote(sys.executable)} -c "{ASKS}"; echo en""ded')
     assert terminal.until("ended").split()[-5:] == ["True"] * 5
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rgpu.client.nccl import generate
 from rgpu.client.nccl.functions import PROTOTYPES, TEXTS, symbols
-from rgpu.client.run.launcher import COLLECTIVES, environment
+from rgpu.client.run.launcher import COLLECTIVES, environment, loadable
 from tests.support.building import libraries
 
 
@@ -80,7 +80,7 @@ def test_a_program_that_opens_it_by_a_path_gets_ours(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     build("inner/libonly_here.so", "extern \"C\" int nothing() { return 0; }")
     build("libopener.so", OPENER, "-Wl,-rpath,$ORIGIN/inner", "-Wl,--enable-new-dtags", "-ldl")
-    library = libraries()
+    library = loadable(libraries(), tmp_path)
     done = subprocess.run([sys.executable, "-c", BY_PATH, tmp_path], capture_output=True, text=True, env={
         "PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(library),
         "LD_PRELOAD": f"{library}/libcuda.so.1:{library}/nccl/{COLLECTIVES}"})

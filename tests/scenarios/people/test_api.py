@@ -83,6 +83,7 @@ def test_a_program_hears_of_its_moves(local: LocalPool, api: rgpu.Pool, tmp_path
             "def fails(notice): calls.append(notice.outcome); raise ValueError('of the callback')\n"
             "here.on_move(before=fails)\n"
             f"import os, time; print('ready', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n"
+            "while len(calls) < 2: time.sleep(0.1)\n"  # the second watch may be behind the first, which prints
             "print(calls)\n")
     with api.run([sys.executable, "-c", code], name="moved", stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
                  env=local.environment, host="node-a") as run, \

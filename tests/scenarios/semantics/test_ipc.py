@@ -73,7 +73,8 @@ def test_who_shares_is_pinned_and_ps_says_with_whom(pool: LocalPool, expected: s
             assert caught.value.code == 5
     eventually(lambda: pool.session("held")["exposure"] == "unprotected", lambda: pool.session("held"), 20, every=0.2)
     workers = [pool.session(name)["worker_pid"] for name in ("held", "held/2")]
-    assert [open_memory(pid) for pid in workers] == [2, 2], "its own memory; that of others is mapped"
+    if os.geteuid() == 0:  # nobody else may look into a worker
+        assert [open_memory(pid) for pid in workers] == [2, 2], "its own memory; that of others is mapped"
     go_on(pool, "held")
     assert done(program) == ["holding", expected, "end 0"]
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), lambda: workers, 20)
