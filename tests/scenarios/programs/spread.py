@@ -149,6 +149,9 @@ rows.srcDevice, rows.srcPitch, rows.srcXInBytes, rows.srcY = memory[FAR], 256, 3
 rows.dstDevice, rows.dstPitch, rows.WidthInBytes, rows.Height = inbox[0], 128, 64, 7
 use(FAR)
 check(driver.cuMemsetD32(inbox[0], 7, N))
+for n in (0, FAR):  # the copy's stream waits for no default stream, the host for no memset of device memory
+    use(n)
+    check(driver.cuCtxSynchronize())
 check(driver.cuMemcpy2DAsync(rows, streams[FAR]))
 check(driver.cuStreamSynchronize(streams[FAR]))
 expected = np.full(N, 7, np.uint32)
