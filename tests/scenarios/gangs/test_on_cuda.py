@@ -37,10 +37,10 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     pytest.importorskip("cuda.bindings.driver")
     expected = subprocess.run([sys.executable, TRAINING, "--expected", str(RANKS), str(STEPS)], capture_output=True,
                               text=True, check=True).stdout
-    command = [[sys.executable, "-W", "ignore", TRAINING, tmp_path / "id", rank, RANKS, STEPS, SECONDS,
-                tmp_path / "over"] for rank in range(RANKS)]
+    commands = [[sys.executable, "-W", "ignore", TRAINING, tmp_path / "id", rank, RANKS, STEPS, SECONDS,
+                 tmp_path / "over"] for rank in range(RANKS)]
     ranks = (f"CUDA_VISIBLE_DEVICES={rank} {shlex.join(map(str, words))} & p{rank}=$!"
-             for rank, words in enumerate(command))
+             for rank, words in enumerate(commands))
     program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2"]), name="sums",
                        options=("--ranks", str(RANKS), "--gpus", "0.25", "--memory", "64MiB"))
     program.wait_lines(RANKS)
