@@ -269,6 +269,11 @@ class GraphExecDestroy(NamedTuple):
     exec: int
 
 
+class HostWordWrite(NamedTuple):
+    address: int
+    stream: int
+
+
 class TensorMap(NamedTuple):
     form: int
     arguments: bytes
@@ -533,6 +538,7 @@ register(40, "graph_instantiate", Layout(GraphInstantiate, "<QQQ", 0), None)
 register(41, "graph_exec_update", Layout(GraphExecUpdate, "<Q", 0), None)
 register(42, "graph_launch", Layout(GraphLaunch, "<QQ", 0), None)
 register(43, "graph_exec_destroy", Layout(GraphExecDestroy, "<Q", 0), None)
+register(44, "host_word_write", Layout(HostWordWrite, "<QQ", 0), None)
 register(50, "tensor_map", Layout(TensorMap, "<I", 1), Layout(TensorMapReply, "<", 1))
 register(51, "stream_memory_operation", Layout(StreamMemoryOperation, "<QBQQI", 0), None)
 register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))

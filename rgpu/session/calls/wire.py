@@ -153,6 +153,8 @@ CALLS: tuple[Call, ...] = (
          doc="Ordered behind the stream's work and behind earlier launches of the same exec."),
     Call(43, "graph_exec_destroy", A, E.DESTROYS, _args("exec:u64"), object_kind="graph_exec",
          doc="Returns at once; a launch of it that still runs goes on to its end."),
+    Call(44, "host_word_write", A, E.WRITES, _args("address:addr stream:stream"), payload=True,
+         doc="Part of a word of a pinned range that a kernel under way may poll: in the order of no other stream."),
     Call(50, "tensor_map", S, E.NONE, _args("form:u32 arguments:blob"), _args("map:blob"),
          doc="cuTensorMapEncode*: a descriptor of 128 bytes; arguments: docs/developers/devices.md, Tensor maps."),
     Call(51, "stream_memory_operation", A, E.WRITES, _args("stream:stream kind:u8 address:addr value:u64 flags:u32"),

@@ -57,8 +57,8 @@ UNBOUNDED = 2**32 - 1
 
 #: Calls with an argument ``stream`` that are not work of that stream: waiting for it, making and ending it, and reading
 #: a mirror. A mirror's writers are complete when it is read, and a host function that blocks the stream before it may
-#: be waiting for these bytes.
-_NO_WORK = frozenset({"stream_create", "stream_destroy", "stream_synchronize", "host_mirror_read"})
+#: be waiting for these bytes. A word that the CPU wrote while a kernel ran takes effect while it runs.
+_NO_WORK = frozenset({"stream_create", "stream_destroy", "stream_synchronize", "host_mirror_read", "host_word_write"})
 WORK = frozenset(call.id for call in BY_ID.values()
                  if call.name not in _NO_WORK and any(arg.name == "stream" for arg in call.args))
 

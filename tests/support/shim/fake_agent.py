@@ -350,7 +350,7 @@ class FakeAgent:
             assert len(self._memory.pop(args.address)) >= args.size
         elif call.name == "memory_move":
             self._memory[args.to] = self._memory.pop(args.address)
-        elif call.name in ("memcpy_h2d", "host_mirror_write"):
+        elif call.name in ("memcpy_h2d", "host_mirror_write", "host_word_write"):
             address = args.destination if call.name == "memcpy_h2d" else args.address
             memory, at = self._bytes(address, len(record.payload))
             memory[at:at + len(record.payload)] = record.payload

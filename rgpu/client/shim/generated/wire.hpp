@@ -919,6 +919,23 @@ struct GraphExecDestroy {
     }
 };
 
+struct HostWordWrite {
+    uint64_t address{};
+    uint64_t stream{};
+    static constexpr uint16_t id = 44;
+    static constexpr const char *name = "host_word_write";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = true;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16; }
+    void write(uint8_t *out) const {
+        detail::put(out, address);
+        detail::put(out, stream);
+    }
+};
+
 struct TensorMap {
     uint32_t form{};
     Blob arguments{};
@@ -1622,6 +1639,7 @@ inline const char *call_name(uint16_t id) {
         case 41: return "graph_exec_update";
         case 42: return "graph_launch";
         case 43: return "graph_exec_destroy";
+        case 44: return "host_word_write";
         case 50: return "tensor_map";
         case 51: return "stream_memory_operation";
         case 70: return "function_load";

@@ -148,6 +148,9 @@ std::uint64_t last_given(std::uint64_t stream);  // of a legacy stream; of other
 // (mirrors.cpp), and makes deferred frees whose work is complete (pool.cpp).
 void after_observation();
 void bring_back_host_memory();
+// Called before a wait, and by a query of work that is under way: sends a word of mapped memory that a kernel may poll
+// (mirrors.cpp). No lock held.
+void send_polled_words();
 // Kernels may be using mapped host memory, or copies be in transit. Cheap, as is bring_back_host_memory() where it is
 // false.
 bool host_memory_in_use();

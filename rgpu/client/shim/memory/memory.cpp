@@ -204,6 +204,7 @@ int device_of(std::uint64_t address) {
 }
 
 CUresult wait_for_device(const Context& context) {
+  send_polled_words();
   wire::ContextSynchronize call{};
   call.context = context.number;
   Answer answer;

@@ -5,10 +5,14 @@
 // stream; bytes that the mirror changed since are copied back when the program learns that the kernel is complete. Both
 // depend on work known to be complete, and each such completion is recorded in the journal before the calls that rely
 // on it (SEMANTICS 1): a replay has no watermark.
+//
+// One word of a small range may be polled by a kernel: if it is all that the CPU changed in the range, it is sent when
+// the program begins to wait, or asks and work is under way.
 #include <algorithm>
 #include <cstring>
 #include <deque>
 
+#include "device.hpp"
 #include "downloads.hpp"
 #include "pinned.hpp"
 #include "session.hpp"
@@ -17,6 +21,8 @@ namespace rgpu {
 namespace {
 
 constexpr std::size_t BLOCK = 4096;  // bytes of host memory, uploaded as a whole
+constexpr std::uint64_t POLLED = 65536;  // largest range that is compared at every wait
+constexpr std::uint64_t WORD = 8;  // bytes, aligned, that a CPU writes at once
 
 // The pinned ranges with mirrors that these addresses point into, each once.
 std::vector<std::shared_ptr<Pinned>> mirrored(const std::vector<std::uint64_t>& addresses) {
@@ -250,6 +256,46 @@ void bring_back(const std::vector<std::shared_ptr<Pinned>>& ranges) {
 
 bool mirrors_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
 
+// ---------------------------------------------------------------- to a kernel that runs
+
+// Finds what the CPU changed since host and mirror agreed, from the first to the last changed byte. True: that is part
+// of one word, whose bytes are in `word`.
+bool changed_word(const Pinned& range, std::uint64_t& from, std::uint64_t& to, std::uint8_t (&word)[WORD]) {
+  const auto* host = reinterpret_cast<const std::uint8_t*>(range.address);
+  std::uint64_t first = 0;
+  for (std::uint64_t n; first < range.size; first += n) {
+    n = std::min<std::uint64_t>(BLOCK, range.size - first);
+    if (!std::memcmp(host + first, range.twin.data() + first, n)) continue;
+    first = std::mismatch(host + first, host + first + n, range.twin.data() + first).first - host;
+    break;
+  }
+  if (first >= range.size) return false;
+  const std::uint64_t end = std::min(((range.address + first) / WORD + 1) * WORD - range.address, range.size);
+  std::memcpy(word, host + first, end - first);  // compare and ship the same bytes
+  for (from = to = first; first < end; ++first)
+    if (word[first - from] != range.twin[first]) to = first + 1;
+  return to > from && !std::memcmp(host + end, range.twin.data() + end, range.size - end);
+}
+
+// Sends that word, on the stream that waits for nothing: the kernel that polls it holds up its own.
+CUresult send_word(Pinned& range) {
+  std::uint64_t from = 0, to = 0;
+  std::uint8_t word[WORD];
+  if (!changed_word(range, from, to, word)) return CUDA_SUCCESS;
+  wire::HostWordWrite call{};
+  call.address = range.mirror + from;
+  if (CUresult r = reader_of(*range.context, call.stream); r) return r;
+  Payload payload(word, to - from);
+  std::uint64_t seq = 0;
+  Section section;
+  if (CUresult r = section.publish(call, payload, &seq); r) return r;
+  given(call.stream, seq, session_device(range.context->device), false);
+  std::copy_n(word, to - from, range.twin.data() + from);
+  range.uploads.push_back({call.stream, seq, from, to, range.context->number});
+  range.uploaded = std::max(range.uploaded, seq);
+  return CUDA_SUCCESS;
+}
+
 std::vector<std::shared_ptr<Pinned>> all_ranges() {
   Pins& p = pins();
   std::shared_lock guard(p.lock);
@@ -290,6 +336,19 @@ CUresult finish_writers(const std::shared_ptr<Pinned>& range) {
 }  // namespace
 
 bool host_memory_in_use() { return mirrors_in_use() || downloads_open(); }
+
+void send_polled_words() {
+  if (!mirrors_in_use()) return;
+  wait_for_space(session(), false);  // here, where no range is locked
+  ReservedSpace space;
+  for (const auto& range : all_ranges()) {
+    std::unique_lock guard(range->lock, std::try_to_lock);  // else it is being read, for its kernels have ended
+    if (!guard || range->ended || range->size > POLLED || range->twin.empty()) continue;
+    const bool running = std::any_of(range->writers.begin(), range->writers.end(),
+                                     [](auto& writer) { return !complete_on(writer.first, writer.second.seq); });
+    if (running && send_word(*range)) return;  // a session that cannot be given calls says so at the wait
+  }
+}
 
 void bring_back_host_memory() {
   finish_downloads();

@@ -166,6 +166,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   if (CUresult r = event_asked(*event); r) return api_.leave(r);
   if (event->imported) return api_.leave(query_imported(*event));
   if (!downloads_on_their_way() && finished(*event)) return api_.leave(require());
+  send_polled_words();
   flush();
   return api_.leave(CUDA_ERROR_NOT_READY);
 }
@@ -182,6 +183,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
     print_device_text();
     return api_.leave(require());
   }
+  send_polled_words();
   wire::EventSynchronize call{};
   call.event = event->number;
   Answer answer;

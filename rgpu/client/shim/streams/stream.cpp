@@ -182,6 +182,7 @@ CUresult cuStreamSynchronize(CUstream hStream) {
     print_device_text();
     return api_.leave(require());
   }
+  send_polled_words();
   const auto marks = covered(stream);  // work given before the wait
   CUresult copied = CUDA_SUCCESS;
   if (await_download(stream.number, marks, copied)) {
@@ -214,6 +215,7 @@ CUresult cuStreamQuery(CUstream hStream) {
   if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
   if (CUresult r = stream_asked(stream); r) return api_.leave(r);
   if (!downloads_on_their_way() && finished(stream)) return api_.leave(require());
+  send_polled_words();
   flush();
   return api_.leave(CUDA_ERROR_NOT_READY);
 }

@@ -115,6 +115,10 @@ class MemoryCalls:
         """Copy bytes that the program's CPU wrote into the mirror."""
         self._device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
+    def host_word_write(self, record: Record, args: Any) -> None:
+        """Copy part of a word that the program's CPU wrote into the mirror; the kernels that were given it may run."""
+        self._device.mirror_write(record.seq, args.stream, args.address, record.payload)
+
     def host_mirror_read(self, record: Record, args: Any) -> None:
         """Answer with bytes of a mirror."""
         self._device.mirror_read(record.seq, args.stream, args.address, args.size, self._answers.when_done(record))
