@@ -51,7 +51,7 @@ from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import LinkError, RgpuError
 from rgpu.session.journal.journal_file import JournalFileWriter, verify
 from rgpu.session.journal.record import Record, RecordReader, pack, pack_record
-from rgpu.session.journal.recording import parse_answers
+from rgpu.session.journal.recording import ANSWERS_HEAD, parse_answers
 from rgpu.session.objects import ahead, graphs
 from rgpu.session.objects.live import LiveObjects
 from tests.fuzz import gangs, outside
@@ -401,7 +401,7 @@ def _snapshot_seeds() -> list[bytes]:
 
 
 def _answer_seeds() -> list[bytes]:
-    return [path.read_bytes() for path in sorted(CORPORA.glob("*.answers"))]
+    return [head + path.read_bytes() for path in sorted(CORPORA.glob("*.answers")) for head in (b"", ANSWERS_HEAD)]
 
 
 def _ahead_seeds() -> list[bytes]:

@@ -32,7 +32,7 @@ class Here:
         self.given: dict[int, bytes] = {}
 
     def deliver(self, seq: int, result: int, reply: bytes, payload: Any) -> None:
-        self._answers.put((seq, answer_digest(result, reply, payload)))
+        self._answers.put((seq, answer_digest(result, reply, payload, self.previous.kind)))
 
     def serve(self, until: int) -> None:
         """Apply the calls up to there, and have the answers of all that the program was answered."""

@@ -32,6 +32,7 @@ class Previous:
     secret: bytes
     calls: tuple[bytes, ...]  #: as they stand on the wire, the first is position 1
     answers: dict[int, bytes]  #: digests of what the program was given, by position
+    kind: str  #: of the digests
 
     @classmethod
     def load(cls, version: str) -> Previous:
@@ -40,7 +41,7 @@ class Previous:
         assert recording.verify().complete and recording.session == SESSION
         record = decode((folder / "record").read_bytes(), SessionRecord, session_key(SESSION))
         return cls(folder, record, (folder / "secret").read_bytes(), tuple(pack_record(call) for call in recording),
-                   recording.answers())
+                   recording.answers().digests, recording.answers().kind)
 
     @property
     def position(self) -> int:
@@ -95,7 +96,7 @@ class Replayer:
             if kind == PONG:
                 applied = max(applied, int.from_bytes(body[:8], "little"))
             elif kind == ANSWER and (answer := assembler.feed(memoryview(bytes(body)))) is not None:
-                digest = answer_digest(answer.result, answer.reply, answer.payload)
+                digest = answer_digest(answer.result, answer.reply, answer.payload, self.previous.kind)
                 self.repeated += answer.seq in self.given
                 assert self.given.setdefault(answer.seq, digest) == digest, f"another answer of {answer.seq}"
         self._next = until + 1

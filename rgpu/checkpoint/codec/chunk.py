@@ -11,13 +11,13 @@ padding by being zero, the whole pack by the hash at its end.
 from __future__ import annotations
 
 import struct
-import zlib
 from functools import lru_cache
 from typing import Any
 
 import lz4.block
 import numpy as np
 from blake3 import blake3
+from isal.isal_zlib import crc32
 
 from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt, VersionMismatch
@@ -77,8 +77,8 @@ def encode(raw: bytes, name: bytes) -> bytes:
         packed = lz4.block.compress(raw, store_size=False)
         if len(packed) < _PAYS * len(raw):
             codec, stored = LZ4, packed
-    header = _CHUNK.pack(CHUNK_MAGIC, VERSION, codec, len(raw), len(stored), name, zlib.crc32(stored), bytes(8), 0)
-    crc = zlib.crc32(header[:-4])
+    header = _CHUNK.pack(CHUNK_MAGIC, VERSION, codec, len(raw), len(stored), name, crc32(stored), bytes(8), 0)
+    crc = crc32(header[:-4])
     return b"".join((header[:-4], struct.pack("<I", crc), stored, bytes(-len(stored) % 8)))
 
 
@@ -89,7 +89,7 @@ def raw_headers(names: np.ndarray[Any, Any], crcs: np.ndarray[Any, Any]) -> np.n
     headers[:, 16:48] = names
     headers[:, 48:52] = crcs.astype("<u4").reshape(-1, 1).view(np.uint8)
     data = headers.tobytes()
-    ends = [zlib.crc32(data[at:at + 60]) for at in range(0, len(data), CHUNK_HEADER)]
+    ends = [crc32(data[at:at + 60]) for at in range(0, len(data), CHUNK_HEADER)]
     headers[:, 60:] = np.array(ends, "<u4").reshape(-1, 1).view(np.uint8)
     return headers
 
@@ -112,7 +112,7 @@ def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:
     magic, version, codec, raw, stored, name, stored_crc, zeros, crc = _CHUNK.unpack(header)
     if magic != CHUNK_MAGIC:
         raise bad(0, f"magic {magic:#x}")
-    if zlib.crc32(header[:-4]) != crc:
+    if crc32(header[:-4]) != crc:
         raise bad(60, "header checksum")
     if version != VERSION:
         raise VersionMismatch(f"chunk at offset {offset}: version {version}, this reader supports {VERSION}",
@@ -132,7 +132,7 @@ def decode(data: Any, key: bytes, offset: int) -> tuple[bytes, bytes]:
     if len(view) != CHUNK_HEADER + padded(stored_length):
         raise Corrupt(f"chunk at offset {offset}: {len(view)} bytes", offset=offset, reason="chunk length")
     stored = view[CHUNK_HEADER:CHUNK_HEADER + stored_length]
-    if zlib.crc32(stored) != stored_crc:
+    if crc32(stored) != stored_crc:
         raise Corrupt(f"chunk at offset {offset}: its stored bytes are damaged", offset=at, reason="checksum")
     if any(view[CHUNK_HEADER + stored_length:]):
         raise Corrupt(f"chunk at offset {offset}: padding is not zero", offset=at + stored_length, reason="padding")
@@ -167,7 +167,7 @@ def unpack_page(data: memoryview, name: bytes) -> bytes:
 def pack_header(pack_name: str) -> bytes:
     """Return the first 32 bytes of the pack ``pack_name`` (at least 24 hexadecimal digits)."""
     body = _PACK.pack(PACK_MAGIC, PACK_VERSION, 0, bytes.fromhex(pack_name)[:12], 0)[:-4]
-    return body + struct.pack("<I", zlib.crc32(body))
+    return body + struct.pack("<I", crc32(body))
 
 
 def check_pack_header(header: bytes, pack_name: str) -> int:
@@ -175,7 +175,7 @@ def check_pack_header(header: bytes, pack_name: str) -> int:
     if len(header) != PACK_HEADER:
         raise Corrupt(f"pack {pack_name}: cut short in its header", offset=len(header), reason="cut short")
     magic, version, zero, name, crc = _PACK.unpack(header)
-    if magic != PACK_MAGIC or zlib.crc32(header[:-4]) != crc:
+    if magic != PACK_MAGIC or crc32(header[:-4]) != crc:
         raise Corrupt(f"pack {pack_name}: header checksum or magic", offset=0, reason="pack header")
     if not 1 <= version <= PACK_VERSION:
         raise VersionMismatch(f"pack {pack_name}: version {version}, this reader supports {PACK_VERSION}",
@@ -190,7 +190,7 @@ def pack_end(chunks: int, before: int, digest: bytes) -> bytes:
     those.
     """
     body = _END.pack(END_MAGIC, PACK_VERSION, chunks, before, digest, 0, 0)[:-4]
-    return body + struct.pack("<I", zlib.crc32(body))
+    return body + struct.pack("<I", crc32(body))
 
 
 def check_pack_end(end: bytes, before: int, digest: bytes, pack_name: str) -> int:
@@ -202,7 +202,7 @@ def check_pack_end(end: bytes, before: int, digest: bytes, pack_name: str) -> in
     if len(end) != PACK_END:
         raise bad("cut short")
     magic, version, chunks, length, stored, zero, crc = _END.unpack(end)
-    if magic != END_MAGIC or version != PACK_VERSION or zero or zlib.crc32(end[:-4]) != crc:
+    if magic != END_MAGIC or version != PACK_VERSION or zero or crc32(end[:-4]) != crc:
         raise bad("magic or checksum")
     if length != before:
         raise bad(f"length {length}, {before} wanted")

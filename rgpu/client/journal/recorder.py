@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from rgpu.client.journal.cursor import Cursor
 from rgpu.link.loggers import get_logger
 from rgpu.session.journal.journal_file import JournalFileWriter
-from rgpu.session.journal.recording import ANSWERS, SUFFIX, answer_line
+from rgpu.session.journal.recording import ANSWERS, ANSWERS_HEAD, SUFFIX, answer_line
 
 if TYPE_CHECKING:
     from rgpu.client.journal.kept import Journal
@@ -35,6 +35,7 @@ class Recorder:
         self._session = session
         self._writer: JournalFileWriter | None = JournalFileWriter(self.path, session)
         self._answers: BinaryIO = open(self.path.with_suffix(ANSWERS), "wb")  # noqa: SIM115 - closed by close()
+        self._answers.write(ANSWERS_HEAD)
         self._cursor = Cursor(0, 0)
         self.error = ""  #: why the recording ended early
 

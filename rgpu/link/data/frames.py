@@ -132,8 +132,8 @@ class SealedConnection:
             raise LinkError(f"the connection broke while sending: {error}") from error
 
     def recv(self, timeout: float | None = None, room: Callable[[int], memoryview | None] | None = None,
-             whole: bool = False) -> tuple[int, memoryview]:
-        """Return the next message as (type, body); ``room`` as in :meth:`Opener.next`.
+             whole: bool = False, drop: Callable[[memoryview], None] | None = None) -> tuple[int, memoryview]:
+        """Return the next message as (type, body); ``room`` and ``drop`` as in :meth:`Opener.next`.
 
         ``whole``: nothing is read ahead, and the rest of a frame is waited for in one call.
 
@@ -142,7 +142,7 @@ class SealedConnection:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while (message := self.opener.next(room)) is None:
+            while (message := self.opener.next(room, drop)) is None:
                 self._reading = True
                 if deadline is not None:
                     _wait_readable(self.sock, deadline)

@@ -161,7 +161,7 @@ class Lane:
     def _receive(self) -> None:
         try:
             while True:
-                kind, body = self._connection.recv(room=self._room, whole=True)
+                kind, body = self._connection.recv(room=self._room, whole=True, drop=self._drop)
                 with self._changed:
                     while len(self._here) >= DEPTH and not self._error:
                         self._changed.wait()

@@ -252,18 +252,24 @@ class Opener:
         self._start = end
         self._needed = _LENGTH.size
 
-    def next(self, room: Callable[[int], memoryview | None] | None = None) -> tuple[int, memoryview] | None:
+    def next(self, room: Callable[[int], memoryview | None] | None = None,
+             drop: Callable[[memoryview], None] | None = None) -> tuple[int, memoryview] | None:
         """Return (type, body) of the next whole frame, or None.
 
         The body is a view of fresh bytes: it stays valid for as long as it is
         referenced. With ``room``, a message of BULK bytes or more is put into the
-        buffer that room(bytes) returns, if any. Raises :class:`LinkError` for a frame that does not open.
+        buffer that room(bytes) returns, if any. Raises :class:`LinkError` for a frame that does not open; then
+        drop(buffer) is called.
         """
         length = self.waiting()
         if not length:
             return None
-        message = room(length) if room is not None and length >= BULK else None
-        if message is None:
-            message = self._buffers.take(length)
-        self.open_into(message)
+        lent = room(length) if room is not None and length >= BULK else None
+        message = self._buffers.take(length) if lent is None else lent
+        try:
+            self.open_into(message)
+        except LinkError:
+            if lent is not None and drop is not None:
+                drop(lent)
+            raise
         return message[0], message.toreadonly()[1:]

@@ -16,7 +16,8 @@ from pathlib import Path
 from struct import Struct
 from types import TracebackType
 from typing import Any, BinaryIO
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID

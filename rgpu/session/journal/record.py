@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 from typing import Any
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from rgpu.session.calls.codec import MAX_ARGS
 from rgpu.session.errors import Corrupt

@@ -2,7 +2,8 @@
 
 Files that an agent leaves (``rgpu run --record``, a kept or spilled journal) are
 read here as one sequence of calls. A recorded journal may have an answers file
-beside it: text, a line ``POSITION DIGEST`` for each answer that the program was given.
+beside it: text, a line ``POSITION DIGEST`` for each answer that the program was given,
+below a line that names the format and the digest (:data:`ANSWERS_HEAD`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rgpu.session.answers import DIGEST_SIZE
-from rgpu.session.errors import Corrupt, NotFound
+from rgpu.session.answers import BLAKE3, DIGEST_SIZE, XXH3
+from rgpu.session.errors import Corrupt, NotFound, VersionMismatch
 from rgpu.session.journal.journal_file import JournalFileReader, JournalHeader, verify
 from rgpu.session.journal.record import Record
 
 SUFFIX = ".rgpuj"
 ANSWERS = ".answers"
 _ANSWER = re.compile(rb"([1-9][0-9]{0,18}) ([0-9a-f]{%d})" % (2 * DIGEST_SIZE))
+ANSWERS_HEAD = b"rgpu answers 2 " + XXH3.encode() + b"\n"  #: files without a first line of this kind have BLAKE3
+_HEADS = b"rgpu answers "
 MAX_ANSWER_FILE = 1 << 30  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswers:
+    """What an answers file holds. ``kind``: of the digests, as :class:`rgpu.session.answers.AnswerHash` takes it."""
+
+    kind: str = XXH3
+    digests: dict[int, bytes] = field(default_factory=dict)  #: by position
 
 
 @dataclass(slots=True)
@@ -108,22 +119,23 @@ class Recording:
             report.files.append({"path": str(file), "first_seq": found.first_seq, "last_seq": found.last_seq})
             calls.update(found.calls)
         report.calls = dict(sorted(calls.items()))
-        report.answers = len(self.answers())
+        report.answers = len(self.answers().digests)
         return report
 
-    def answers(self) -> dict[int, bytes]:
-        """Read the digests of the answers that the program was given, by position; empty when none were recorded.
+    def answers(self) -> RecordedAnswers:
+        """Read the digests of the answers that the program was given; empty when none were recorded.
 
-        Raises :class:`Corrupt` with the offset of the first bad line; a torn last line is left out.
+        Raises :class:`Corrupt` with the offset of the first bad line, :class:`VersionMismatch`; a torn last line is
+        left out.
         """
         if self.path.is_dir():
-            return {}
+            return RecordedAnswers()
         path = self.path.with_suffix(ANSWERS)
         try:
             with open(path, "rb") as file:
                 data = file.read(MAX_ANSWER_FILE + 1)
         except FileNotFoundError:
-            return {}
+            return RecordedAnswers()
         return parse_answers(data, str(path))
 
     @staticmethod
@@ -132,18 +144,26 @@ class Recording:
             raise _gap(file, header.first_seq, wanted)
 
 
-def parse_answers(data: bytes, path: str = "") -> dict[int, bytes]:
-    """Parse the digests in an answers file, by position. ``path``: for messages. Raises :class:`Corrupt`."""
-    found: dict[int, bytes] = {}
+def parse_answers(data: bytes, path: str = "") -> RecordedAnswers:
+    """Parse an answers file. ``path``: for messages. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(data) > MAX_ANSWER_FILE:
         raise Corrupt(f"{path}: longer than {MAX_ANSWER_FILE} bytes", offset=MAX_ANSWER_FILE, reason="length")
-    at = 0
-    for line in data.split(b"\n")[:-1]:  # behind the last newline: nothing, or a torn line
+    kind, at = BLAKE3, 0
+    if ANSWERS_HEAD.startswith(data):
+        return RecordedAnswers()  # its first line is torn
+    if data.startswith(_HEADS):
+        head = data[:data.find(b"\n") + 1]
+        if head != ANSWERS_HEAD:
+            raise VersionMismatch(f"{path} begins with {head[:80]!r}, this version of rgpu reads {ANSWERS_HEAD!r}",
+                                  path=path)
+        kind, at = XXH3, len(head)
+    found = RecordedAnswers(kind)
+    for line in data[at:].split(b"\n")[:-1]:  # behind the last newline: nothing, or a torn line
         match = _ANSWER.fullmatch(line)
-        if match is None or int(match[1]) in found:
+        if match is None or int(match[1]) in found.digests:
             raise Corrupt(f"{path}: the line at offset {at} is no answer's digest, or its second", offset=at,
                           reason="answers", path=path)
-        found[int(match[1])] = bytes.fromhex(match[2].decode())
+        found.digests[int(match[1])] = bytes.fromhex(match[2].decode())
         at += len(line) + 1
     return found
 

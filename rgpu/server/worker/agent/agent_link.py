@@ -108,7 +108,8 @@ class AgentLink:
             order = self.runtime.order
             order.queued = self._read_already
             fast = self.runtime.fast
-            room, answered = None if fast is None else fast.room, False
+            room, drop = (None, None) if fast is None else (fast.room, fast.give)
+            answered = False
             self._rounds = self._short_rounds()
             while True:
                 if self._rounds is not None and self._rounds.step():
@@ -118,7 +119,8 @@ class AgentLink:
                 answered = False
                 if order.catching_up and not self._more():
                     order.feed(issue_order.Dry(*self.runtime.reach()))
-                kind, body, data = self._ahead.popleft() if self._ahead else (*self.connection.recv(room=room), None)
+                kind, body, data = self._ahead.popleft() if self._ahead else \
+                    (*self.connection.recv(room=room, drop=drop), None)
                 if kind == LANED:
                     kind, body = self._lanes.message(body)
                 self.runtime.look()

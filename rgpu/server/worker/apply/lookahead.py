@@ -26,7 +26,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME

@@ -63,6 +63,7 @@ class Replay:
         self._source = source
         self._calls: dict[int, int] = {}  #: position → call id
         self._digests: dict[int, bytes] = {}
+        self._given = recording.answers()
 
     def run(self, positions: Iterable[int] = ()) -> Replayed:
         """Apply every record, with a snapshot behind each of ``positions`` and at the end.
@@ -105,10 +106,10 @@ class Replay:
             yield record
 
     def _answered(self, seq: int, outcome: int, reply: bytes, payload: object) -> None:
-        self._digests[seq] = answer_digest(outcome, reply, payload)
+        self._digests[seq] = answer_digest(outcome, reply, payload, self._given.kind)
 
     def _compare(self, result: Replayed) -> None:
-        given = self.recording.answers()
+        given = self._given.digests
         total = blake3.blake3()
         for seq, digest in sorted(self._digests.items()):
             call = BY_ID[self._calls[seq]]
