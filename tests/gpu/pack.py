@@ -48,6 +48,7 @@ if [ ! -e "$to/ready" ]; then
   tar xJf "$here/site.tar.xz" -C "$to" &
   tar c --exclude=./.git --exclude=./.carry . | tar x -C "$to/tree"
   tar xJf "$here/libs.tar.xz" -C "$to/tree"
+  find "$to/tree" -name '*.so*' -exec touch {} +  # newer than the sources, so that no test compiles them
   printf '#!/bin/sh\\nexec python3 -m rgpu.cli.main "$@"\\n' > "$to/bin/rgpu"
   chmod 755 "$to/bin/rgpu"
   wait
