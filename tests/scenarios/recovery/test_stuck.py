@@ -49,11 +49,12 @@ def test_a_kernel_above_the_pool_s_limit_ends_its_session_alone(pool: LocalPool)
         with pytest.raises(VerbError) as refused:
             pool.rgpu("pool", "set", "max-kernel-seconds", value)
         assert refused.value.code == UsageError.exit_code, value
+    neighbour = pool.heat("beside", steps=600, rest=0.05)
     program = pool.run(sys.executable, str(PROGRAM), name="endless")
     program.wait_lines(1)
-    neighbour = pool.heat("beside", steps=400, rest=0.05)
     assert pool.rgpu("pool", "status")["max_kernel_seconds"] == 0 and pool.session("endless")["state"] == "running"
-    assert pool.rgpu("pool", "set", "max-kernel-seconds", "3") == {"max_kernel_seconds": 3}
+    # The cpu device compiles a kernel at its first launch, beside the endless one, while other tests run.
+    assert pool.rgpu("pool", "set", "max-kernel-seconds", "10") == {"max_kernel_seconds": 10}
     assert pool.ends("endless", 60)
     story = [event["reason"] for event in pool.rgpu("history", "endless") if event["decision"] == "end"]
     assert len(story) == 1 and "kernel waits_for_ever" in story[0] and "max-kernel-seconds" in story[0], story
