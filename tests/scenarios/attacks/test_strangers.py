@@ -41,12 +41,12 @@ def test_thousands_of_connections_that_prove_nothing(narrow: NarrowPool, says: s
     pids = {host: daemon_pid(narrow, host) for host in ("node-a", "node-b")}
     attack = Attack(narrow, "strangers", CONNECTIONS, says, *narrow.ports("node-a"), *narrow.ports("node-b"))
     assert attack.line() == "open"
-    most = 0
+    most, seen = 0, os.geteuid() == 0  # but for root a daemon hides its descriptors; that it answers shows it, too
     watching = threading.Event()
 
     def count() -> None:
         nonlocal most
-        while not watching.wait(0.05):
+        while seen and not watching.wait(0.05):
             most = max(most, *(descriptors_of(pid) for pid in pids.values()))
 
     thread = threading.Thread(target=count)
@@ -61,7 +61,7 @@ def test_thousands_of_connections_that_prove_nothing(narrow: NarrowPool, says: s
           f"p99 {quantile(asker.waited, 0.99):.3f} s, {asker.again} again, {most} descriptors at most")
     assert made >= CONNECTIONS
     assert quantile(asker.waited, 0.5) <= 40 * quiet, quiet  # 26 was seen on two shared processors
-    assert most < narrow.descriptors
+    assert not seen or 0 < most < narrow.descriptors
     time.sleep(5)
     for host, pid in pids.items():
         state = server_state(narrow, host)
