@@ -27,9 +27,9 @@ from rgpu.session.errors import Corrupt
 DIGEST_SIZE = 16  #: bytes; used for comparison only, never as a name
 MAX_ANSWERS = 1 << 20
 
-#: Digests are computed in the agent's loop, while the program waits for its next call: of 1 MiB XXH3 (128 bits) takes
-#: 0.06 ms, BLAKE3 1.0 ms (one processor, 2026-11-30). They protect from no attacker: the program's own answers are
-#: compared with its own.
+#: Digests are computed in the agent's loop, while the program waits for its next call: XXH3 (128 bits) is an order of
+#: magnitude faster there than BLAKE3 (docs/lab/decisions.md, 2026-11-30). They protect from no attacker: the program's
+#: own answers are compared with its own.
 XXH3, BLAKE3 = "xxh3-128", "blake3"
 _HASHERS = {XXH3: xxhash.xxh3_128, BLAKE3: blake3.blake3}
 

@@ -23,6 +23,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Of manylinux wheels, the newest first: pip takes a wheel of any of them.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 26, 24, 17, 12, 5)] + \
@@ -46,7 +48,7 @@ to=${RGPU_UNPACKED:-/tmp/rgpu-unpacked}
 if [ ! -e "$to/ready" ]; then
   mkdir -p "$to/tree" "$to/bin"
   tar xJf "$here/site.tar.xz" -C "$to" &
-  tar c --exclude=./.git --exclude=./.carry . | tar x -C "$to/tree"
+  tar c --exclude=./.git --exclude="./${here##*/}" . | tar x -C "$to/tree"
   tar xJf "$here/libs.tar.xz" -C "$to/tree"
   find "$to/tree" -name '*.so*' -exec touch {} +  # newer than the sources, so that no test compiles them
   printf '#!/bin/sh\\nexec python3 -m rgpu.cli.main "$@"\\n' > "$to/bin/rgpu"
@@ -60,11 +62,6 @@ cd "$to/tree" || return 1
 """
 
 
-def name_of(requirement: str) -> str:
-    """Return the package's name in a requirement."""
-    return requirement.split("[")[0].split(">")[0].split("=")[0].split("<")[0].strip()
-
-
 def requirements(tests: bool, without: Sequence[str] = ()) -> list[str]:
     """Return what is packed, as pyproject.toml has it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,7 +70,7 @@ def requirements(tests: bool, without: Sequence[str] = ()) -> list[str]:
     if tests:
         wanted += [*extra["test"], *FURTHER_TESTS]
     own = [name for name in wanted if name.startswith("rgpu-live")]
-    found = {name_of(one): one for one in reversed(wanted) if one not in own}
+    found = {Requirement(one).name: one for one in reversed(wanted) if one not in own}
     return [one for name, one in sorted(found.items()) if name not in (*LEFT_OUT, *HERE, *without)]
 
 

@@ -115,6 +115,20 @@ def test_a_message_goes_where_its_room_is_and_what_nobody_takes_is_dropped() -> 
     one.close()
 
 
+def test_a_frame_that_does_not_open_gives_its_room_back() -> None:
+    dropped: list[int] = []
+    one, there = pair()
+    other = Lane(there, room=lambda size: memoryview(bytearray(size)), drop=lambda body: dropped.append(len(body)))
+    frame = one.sealer.seal(9, (bytes(100_000),))
+    frame[40] ^= 1
+    one.sock.sendall(frame)
+    with pytest.raises(LinkError, match="frame 0 does not open"):
+        other.take(100_001, WAIT)
+    assert dropped == [100_001]
+    one.close()
+    other.close()
+
+
 def test_another_length_than_the_mark_said() -> None:
     dropped: list[int] = []
     one, other = lane_pair(drop=lambda body: dropped.append(len(body)))

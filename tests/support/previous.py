@@ -40,8 +40,9 @@ class Previous:
         recording = Recording(folder / f"{SESSION}.rgpuj")
         assert recording.verify().complete and recording.session == SESSION
         record = decode((folder / "record").read_bytes(), SessionRecord, session_key(SESSION))
+        answers = recording.answers()
         return cls(folder, record, (folder / "secret").read_bytes(), tuple(pack_record(call) for call in recording),
-                   recording.answers().digests, recording.answers().kind)
+                   answers.digests, answers.kind)
 
     @property
     def position(self) -> int:
