@@ -93,7 +93,8 @@ def pack(folder: Path, python: str, tests: bool, without: Sequence[str] = ()) ->
         shutil.rmtree(site / "include", ignore_errors=True)
         for left in [path for path in site.rglob("tests") if path.is_dir()]:
             shutil.rmtree(left)
-        for library in site.rglob("*.so*"):
+        # Not those that auditwheel put beside a package: they are patched, and stripped they no longer load.
+        for library in [path for path in site.rglob("*.so*") if not path.parent.name.endswith(".libs")]:
             subprocess.run(["strip", "--strip-unneeded", str(library)], check=False, stderr=subprocess.DEVNULL)
         (site / "bin").mkdir(exist_ok=True)
         for program in PROGRAMS:
