@@ -176,7 +176,7 @@ def test_processes_that_begin_again_are_members_again(pool: LocalPool, start: St
     turn = f"{sys.executable} -W ignore {RANKS} {release.parent} 0 0 1"
     program = start("again", options=("--ranks", "2", "--gpus", "0.5"), command=("sh", "-c", f"{turn} && {turn}"))
     assert results(program) == sorted(2 * right(0, 0, 1, of=2))
-    rows = [one for one in pool.rgpu("ps", "--all") if one["gang"] == "again"]
+    rows = [one for one in pool.rgpu("ps", "--all") if one.get("gang") == "again"]
     assert sorted(one["session"] for one in rows) == ["again.0", "again.0/2", "again.0/3", "again.0/4", "again.1",
                                                       "again.1/2"]
     eventually(lambda: gang(pool, "again")["state"] == "ended", "the gang goes on")
