@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
 # Many processes each, leases that must not be lost for want of a processor, moments that count: one after the other.
-ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/recovery/test_late_calls.py tests/scenarios/pool/test_hosts.py
+ALONE := tests/scenarios/moves/test_promise.py tests/scenarios/recovery/test_effects.py tests/scenarios/recovery/test_late_calls.py tests/scenarios/pool/test_hosts.py
 # Outside tests/scenarios: what explores or tries more when everything is asked for.
 WIDER := tests/migrate/move tests/durability tests/checkpoint/store tests/server/worker/apply/test_flat.py tests/suites
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
