@@ -116,7 +116,7 @@ class Worker:
         self._lock = threading.RLock()
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
-        self._left, self._had_agent = since_boot(), False
+        self._left, self.had_agent = since_boot(), False
         self._mps = mps.used(os.environ)
         self.runtime.judge = Judge(spec, device, self.daemon.be_ended, self._mps)
         self._busy_under_mps = False  #: it ends while its kernels run
@@ -170,7 +170,7 @@ class Worker:
                 raise Fenced(f"the session is {self.state} here")
             encoders.stand_down()  # nothing is left to be restored
             link = AgentLink(connection, self.runtime, self._link_report, self.modules, self.host_memory)
-            old, self.link, self._had_agent = self.link, link, True
+            old, self.link, self.had_agent = self.link, link, True
             if old is not None:
                 old.close()
             link.start()
@@ -228,7 +228,7 @@ class Worker:
         runtime = self.runtime
         return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
-                "silent_s": self.silent(), "had_agent": self._had_agent,
+                "silent_s": self.silent(), "had_agent": self.had_agent,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.pins(),

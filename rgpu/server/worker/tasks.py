@@ -61,6 +61,10 @@ class TaskWorker(SourceWorker, DestinationWorker, Protocol):
     def quota(self) -> int:
         """Bytes of device memory that the session was promised."""
 
+    @property
+    def had_agent(self) -> bool:
+        """Whether the program's agent has ever attached to this worker."""
+
 
 class Tasks:
     """See the module docstring."""
@@ -261,7 +265,8 @@ class Tasks:
     def do_cut(self, word: str, cut: str, **about: Any) -> dict[str, Any]:
         """Carry out the leader's request about a checkpoint with other sessions: see :meth:`CutGate.told`.
 
-        ``word``: also give_up: the gate opens, and the cut's checkpoint is not written. Raises :class:`Fenced`.
+        ``word``: also give_up: the gate opens, and the cut's checkpoint is not written. The answer's ``behind``: why
+        this session is behind its program; empty where it is not. Raises :class:`Fenced`.
         """
         if word == "give_up":
             if self._cut == cut:
@@ -269,7 +274,10 @@ class Tasks:
             return self.gate.told("open", cut, str(about.get("attempt") or ""))
         if self.worker.state != "running":
             raise Fenced(f"the session is {self.worker.state} here")
-        return self.gate.told(word, cut, **about)
+        return {**self.gate.told(word, cut, **about), "behind": self._behind()}
+
+    def _behind(self) -> str:
+        return self.runtime.replaying if self.worker.had_agent else "its agent has not come to its new worker yet"
 
     def _state(self, view: MomentView) -> SessionState:
         given = self.runtime.given

@@ -7,12 +7,16 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rgpu.server.stalling import STUCK_SECONDS
 from tests.support import fake_driver
+from tests.support.collectives.trainings import expected, kill_worker, released, train
 from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 
@@ -20,15 +24,20 @@ TRAINING = Path(__file__).parents[1] / "programs" / "ranks.py"
 RANKS, STEPS, SECONDS = 3, 40, 8
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[LocalPool]:
-    """Two nodes with a device ``cuda:0``."""
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of processes that load the driver which needs no GPU."""
     if fake_driver.compiler() is None:
         pytest.skip("needs a C++ compiler")
-    (tmp_path / "driver").mkdir()
+    return {key: value for key, value in fake_driver.build(tmp_path_factory.mktemp("driver")).items()
+            if key.startswith("RGPU_ENGINE") or key == "LD_LIBRARY_PATH"}
+
+
+@pytest.fixture
+def pool(tmp_path: Path, driver: dict[str, str]) -> Iterator[LocalPool]:
+    """Two nodes with a device ``cuda:0``."""
     pool = LocalPool(tmp_path, nodes=2, lease=4.0, device="cuda:0")
-    pool.environment |= {key: value for key, value in fake_driver.build(tmp_path / "driver").items()
-                         if key.startswith("RGPU_ENGINE") or key == "LD_LIBRARY_PATH"}
+    pool.environment |= driver
     with pool:
         yield pool
 
@@ -60,3 +69,25 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     assert program.process.wait(120) == 0, program.errors[-20:]
     program.finish_reading()
     assert [line for line in program.lines if line.startswith("digest")] == RANKS * expected.splitlines()
+
+
+def test_one_that_was_just_recovered_is_waited_for_by_a_checkpoint(pool: LocalPool) -> None:
+    """Its agent comes to the new worker only after the time in which work that does not end would be named."""
+    pytest.importorskip("cuda.bindings.driver")
+    steps = 40
+    pool.environment |= {"RGPU_NCCL": "calls"}
+    programs = train(pool, "train", steps, 6, ("node-a", "node-b"), ("--gpus", "0.25", "--memory", "64MiB"))
+    agent = programs[1].process.pid
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        kill_worker(pool, "train-1")
+        eventually(lambda: pool.session("train-1")["epoch"] == 2 and pool.session("train-1")["state"] == "running",
+                   pool.logs, 60)
+        time.sleep(1)  # the peer's next collective waits
+        threading.Timer(STUCK_SECONDS + 3, os.kill, (agent, signal.SIGCONT)).start()
+        done = pool.rgpu("checkpoint", "train-0")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert done["together"] == ["train-0", "train-1"] and pool.session("train-1")["attached"]
+    released(pool, "train").touch()
+    assert {program.finish() for program in programs} == {expected(steps, 2)}, pool.logs()

@@ -79,7 +79,7 @@ def test_agents_ask_by_themselves_and_workers_are_killed(tmp_path: Path) -> None
         assert all("at one moment of train-0, train-1, train-2" in reason for found in named for reason in found)
 
 
-STEPS_OF_A_CUT = ("preparing", "holding", "draining", "taking", "writing", "publishing", "published")
+STEPS_OF_A_CUT = ("catching_up", "preparing", "holding", "draining", "taking", "writing", "publishing", "published")
 
 
 @pytest.mark.timeout(300)

@@ -15,7 +15,7 @@ class FakeGates:
     tell nothing.
 
     ``given``: what each gave to it. ``slow``: those that come to no boundary. ``meanwhile``: peers that a snapshot
-    tells of, beside those.
+    tells of, beside those. ``behind``: for how many looks a session is still behind its program.
     """
 
     def __init__(self) -> None:
@@ -24,6 +24,7 @@ class FakeGates:
         self.given: dict[str, int] = {}
         self.slow: set[str] = set()
         self.meanwhile: dict[str, list[str]] = {}
+        self.behind: dict[str, int] = {}
         self.closed: dict[str, str] = {}  #: by session: the attempt
         self.waiting: dict[str, str] = {}  #: sessions whose checkpoint waits, and the cut
         self.attempts: defaultdict[str, int] = defaultdict(int)  #: by cut
@@ -62,9 +63,11 @@ class FakeGates:
             self.closed.pop(session, None)
         if do in ("take", "give_up") and end is not None and not end.done():
             end.set_result(None) if do == "take" else end.set_exception(Refused(f"it gave way: {reason}"))
+        self.behind[session] = left = max(0, self.behind.get(session, 0) - 1)
         stands = session in self.closed and session not in self.slow
         return {"ready": self.waiting.get(session) == cut, "open": session not in self.closed, "stands": stands,
-                "drained": stands, "given": self._rows(session)}
+                "drained": stands, "given": self._rows(session),
+                "behind": f"{left} looks to go" if left else ""}
 
     def _rows(self, session: str) -> dict[str, Any]:
         count = self.given.get(session, 0)

@@ -1,13 +1,15 @@
 """One consistent cut of sessions that share communicators (members of a gang): pure.
 
-Each member's gate is closed at a boundary between two calls; the member then reports how many collectives its ranks
+A cut begins when no member is behind its program, as one that was just recovered is: its peers' collectives wait for
+it. Each member's gate is closed at a boundary between two calls; the member then reports how many collectives its ranks
 have issued to each communicator, and how many messages to each pair. Members that are behind apply calls up to the
 furthest. Once all have issued the same number, and the work is complete, no collective or message is in flight: each
 member takes its snapshot there. The checkpoints count when all of them are durable, by one transaction.
 
-==========  ==================================  ===========  ===============================================
+=========== ==================================  ===========  ===============================================
 state       event                               next         command to the members in the next state
-==========  ==================================  ===========  ===============================================
+=========== ==================================  ===========  ===============================================
+catching_up caught_up: no member is behind      preparing    (checkpoints are begun)
 preparing   ready: all are                      holding      hold: close the gate, at the furthest number
 holding     told: all paused, equal numbers     draining     hold, and complete the work
 draining    told: one issued more meanwhile     holding      hold, at the furthest number
@@ -20,7 +22,7 @@ writing     durable: all are, of one cut        publishing   (none: all records 
 publishing  published                           done         cut: journals may be cut
 any of      failed: a member moved, was lost,   abandoned    open, give up: no checkpoint counts
 these       ended, refused, took too long
-==========  ==================================  ===========  ===============================================
+=========== ==================================  ===========  ===============================================
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-State = Literal["preparing", "holding", "draining", "waiting", "taking", "writing", "publishing", "done", "abandoned"]
-Event = Literal["ready", "told", "late", "again", "took", "durable", "published", "failed"]
+State = Literal["catching_up", "preparing", "holding", "draining", "waiting", "taking", "writing", "publishing", "done",
+                "abandoned"]
+Event = Literal["caught_up", "ready", "told", "late", "again", "took", "durable", "published", "failed"]
 
 #: (state, event) → next state; an event of a member leads on once the guard holds for all members.
 TABLE: Mapping[tuple[State, Event], State] = {
+    ("catching_up", "caught_up"): "preparing",
     ("preparing", "ready"): "holding",
     ("holding", "told"): "draining",
     ("draining", "told"): "taking",
@@ -112,7 +116,7 @@ class Cut:
 
     def __init__(self, members: Iterable[str], patience: float = FIRST_PATIENCE) -> None:
         self.members = frozenset(members)
-        self.state: State = "preparing"
+        self.state: State = "catching_up"
         self.attempt, self.patience, self.put_off = 1, patience, 0
         self.reason = ""
         self.told: dict[str, Told] = {}
@@ -136,7 +140,7 @@ class Cut:
             self.told[member] = told
             self._judge()
         elif (following := TABLE.get((self.state, event))) is not None and event != "told":
-            if event in ("ready", "took", "durable"):
+            if event in ("caught_up", "ready", "took", "durable"):
                 self._done.add(member)
                 if self._done < self.members:
                     return self.state

@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 MOST_MEMBERS = 60  #: in one transaction: etcd takes 128 operations, two for each
 LOOK_SECONDS = 1.0  #: that a node may hold a query whether a checkpoint is prepared
+CATCH_UP_SECONDS, CATCH_UP_LOOK = 30.0, 0.2  #: that recovered members may be behind, and between two looks
 READY_SECONDS = 600.0  #: that members may take to prepare their checkpoints
 ROUND_SECONDS, DRAIN_SECONDS = 0.05, 0.5  #: that a node may hold a query while a gate is closed
 MARGIN = 2.0  #: seconds after the attempt's time until a gate opens by itself
@@ -81,15 +82,15 @@ class _OneCut:
         self._writing: dict[str, asyncio.Task[Done]] = {}
         self._taken = self._deadline = self._begun = 0.0
         self._answers: dict[str, dict[str, Any]] = {}
+        self._limited = False
 
     async def run(self, limited: bool) -> Common:
         """See :meth:`Cutting.run`."""
-        writing = self._parts.writing
-        self._writing = {name: asyncio.ensure_future(writing.image(record, limited, self._id))
-                         for name, record in self._members.items()}
-        steps = {"preparing": self._prepare, "holding": self._round, "draining": self._round, "waiting": self._wait,
-                 "taking": self._take, "writing": self._write, "publishing": self._publish}
-        self._deadline = self._now() + READY_SECONDS
+        self._limited = limited
+        steps = {"catching_up": self._catch_up, "preparing": self._prepare, "holding": self._round,
+                 "draining": self._round, "waiting": self._wait, "taking": self._take,
+                 "writing": self._write, "publishing": self._publish}
+        self._deadline = self._now() + CATCH_UP_SECONDS
         try:
             while self.cut.state not in table.OVER:
                 fault(f"cut.{self.cut.state}")
@@ -114,6 +115,24 @@ class _OneCut:
             raise
 
     # -- steps of the states ------------------------------------------------------------
+    async def _catch_up(self) -> None:
+        """Wait until no member is behind its program, and begin all checkpoints then: a collective that waits for such
+        a member would count as work that does not end."""
+        behind = {name: str(said.get("behind") or "") for name, said in (await self._tell_all("look")).items()}
+        for name, why in behind.items():
+            if not why:
+                self.cut.feed("caught_up", name)
+        if self.cut.state == "preparing":
+            self._writing = {name: asyncio.ensure_future(self._parts.writing.image(record, self._limited, self._id))
+                             for name, record in self._members.items()}
+            self._deadline = self._now() + READY_SECONDS
+            return
+        late, why = next((name, why) for name, why in behind.items() if why)
+        if self._now() > self._deadline:
+            raise Refused(f"no checkpoint was taken of {', '.join(sorted(self._members))}: for "
+                          f"{CATCH_UP_SECONDS:.0f} s {late} has been behind its program: {why}", session=late)
+        await asyncio.sleep(CATCH_UP_LOOK)
+
     async def _prepare(self) -> None:
         """Query the members until each has prepared its checkpoint as far as possible while the session runs."""
         answers = await self._tell_all("look", wait=LOOK_SECONDS)

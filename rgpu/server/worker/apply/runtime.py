@@ -195,6 +195,12 @@ class SessionRuntime:
         self.order.feed(issue_order.Attached(self.applied, published))
         return self.kept.attach(deliver)
 
+    @property
+    def replaying(self) -> str:
+        """How far a replay is, as a sentence; empty where no call is left that an earlier owner may have applied."""
+        until, applied = self.loop.gate.replay_until, self.applied
+        return f"it is replaying: call {applied} of {until} is applied" if applied < until else ""
+
     def detach(self, deliver: Deliver) -> None:
         """Undo :meth:`attach`, unless another link is attached by now."""
         self.kept.detach(deliver)

@@ -75,6 +75,8 @@ class World:
         runs = [("run", name) for name in names if self.members[name].gate != "closed"
                 and self.members[name].at < len(self.members[name].program)]
         match cut.state:
+            case "catching_up":
+                return [*runs, *(("caught_up", name) for name in names)]
             case "preparing":
                 return [*runs, *(("ready", name) for name in names)]
             case "holding" | "draining":
@@ -203,6 +205,8 @@ def test_it_counts_whole_or_not_at_all_whatever_comes_after_any_prefix(members: 
 def test_a_member_that_never_comes_has_it_put_off_and_then_given_up() -> None:
     of = {"all": frozenset({"m0", "m1"})}
     one = World([[("all",)] * 3, [()] * 5], [3, 0], of)
+    for name in ("m0", "m1"):
+        one.do("caught_up", name)
     for _ in range(MOST_TRIES):
         for name in ("m0", "m1") if one.cut.state == "preparing" else ():
             one.do("ready", name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.migrate.leader.cuts import cut as table
+from rgpu.migrate.leader.cuts import cutting
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.session.errors import LimitReached, Refused, RgpuError, StoreError
 from tests.support.leader.pool import Fault, World, run
@@ -72,6 +73,25 @@ def test_one_that_fails_leaves_none(tmp_path: Path, verb: str, host: str) -> Non
         await none_counts(w)
         assert "refuse_checkpoint" in await w.pool.history("t")
         assert (await w.coordinator.checkpoint("t"))["together"] == NAMES
+
+    run(tmp_path, test)
+
+
+def test_a_member_that_replays_is_waited_for_before_any_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(w: World) -> None:
+        await begin(w)
+        w.pool.gates.behind = {"u": 4}
+        assert (await w.coordinator.checkpoint("s"))["together"] == NAMES
+        said = [verb for _, verb in w.pool.said if verb in ("session.image", "session.cut")]
+        assert said.index("session.image") == 4 * len(NAMES), said
+
+        w.pool.gates.behind = {"u": 10_000}
+        monkeypatch.setattr(cutting, "CATCH_UP_SECONDS", 0.5)
+        images = said.count("session.image")
+        with pytest.raises(Refused, match="u has been behind its program: 99.. looks to go"):
+            await w.coordinator.checkpoint("s")
+        assert [verb for _, verb in w.pool.said].count("session.image") == images
+        assert not w.pool.gates.closed and not w.pool.gates.waiting
 
     run(tmp_path, test)
 
