@@ -63,8 +63,9 @@ def main(words: list[str] | None = None) -> int:
     text = table.text(chaos.cases, chaos.missing, about, f"python -m bench.chaos {settings}")
     print(text, flush=True)
     _write(arguments.output, device, text, table.as_json(chaos.cases, chaos.missing, about))
-    bad = any(case.verdict != table.SAME for case in chaos.cases) or not chaos.cases
-    return 1 if bad or (chaos.missing and not arguments.allow_missing) else 0
+    if why := table.why_not(chaos.cases, {} if arguments.allow_missing else chaos.missing):
+        print(f"exit status 1: {why}", file=sys.stderr, flush=True)
+    return 1 if why else 0
 
 
 def _write(folder: Path, device: str, text: str, values: dict[str, object]) -> None:

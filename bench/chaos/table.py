@@ -62,6 +62,15 @@ def failures(cases: Sequence[Case], command: str) -> list[str]:
     return lines
 
 
+def why_not(cases: Sequence[Case], missing: Mapping[str, str]) -> str:
+    """Return why this is no success, in a line; empty where every session computed the same and nothing is missing."""
+    if not cases:
+        return "no session ran"
+    others = Counter(case.verdict for case in cases if case.verdict != SAME)
+    parts = [f"{count} of {len(cases)} sessions {verdict}" for verdict, count in sorted(others.items())]
+    return "; ".join([*parts, *(f"not run: {name}: {reason}" for name, reason in missing.items())])
+
+
 def text(cases: Sequence[Case], missing: Mapping[str, str], about: Mapping[str, Any], command: str) -> str:
     """The whole. ``missing``: what was not run, and why; ``command``: what repeats a session, but for its number."""
     lines = [" ".join(f"{name}: {value}" for name, value in about.items()), "", *kinds(cases), "", *disturbances(cases)]

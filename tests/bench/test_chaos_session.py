@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.chaos.session import STARTS, SessionRun
+from bench.chaos import table
+from bench.chaos.session import HUNG, SAME, STARTS, Case, SessionRun
 from rgpu.session.errors import PoolUnavailable
 
 
@@ -47,3 +48,10 @@ def test_a_session_whose_worker_applies_calls_is_not_hung() -> None:
     run.program = SimpleNamespace(last=0.0)  # type: ignore[assignment]
     run.pool = SimpleNamespace(row=lambda name: rows.pop(0))  # type: ignore[assignment]
     assert [run._gets_on(1000.0), run._gets_on(1060.0), run._gets_on(1120.0)] == [True, True, False]
+
+
+def test_why_a_chaos_is_no_success() -> None:
+    same, hung = Case(SimpleNamespace(), SAME), Case(SimpleNamespace(), HUNG)  # type: ignore[arg-type]
+    assert not table.why_not([same, same], {})
+    assert table.why_not([], {}) == "no session ran"
+    assert table.why_not([same, hung], {"jax": "no JAX"}) == "1 of 2 sessions HUNG; not run: jax: no JAX"

@@ -60,6 +60,7 @@ def _row(record: RunRecord, now: Standing, of_gang: bool = False) -> Row:
         "session": record.name, "state": "detached" if now.state == "running" else now.state, "host": None, "epoch": 0,
         "pid": record.program.pid if not now.over else None, "command": record.command, "created": record.begun,
         "age_s": lasted, "ended": record.ended or None, "lasted_s": lasted if record.ended else None,
-        "exit_code": record.exit_code, "reason": now.reason, "detached": now.state,
+        "exit_code": record.exit_code, "reason": now.reason, "detached": now.state, "user": None, "gang": None,
+        "rank": None,  # of a session, of which this run has none: a row has these fields in any case
         "note": now.reason or ("its ranks are the gang of its name" if of_gang else "its program has not used the GPU"),
     }

@@ -97,7 +97,7 @@ def _compile(text: str, level: int) -> bytes:
     module = llvm.parse_assembly(text)
     module.verify()
     if level:
-        options = llvm.create_pipeline_tuning_options(speed_level=level, size_level=0)
+        options = llvm.create_pipeline_tuning_options(speed_level=level)
         options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
         builder = llvm.create_pass_builder(target, options)
         builder.getModulePassManager().run(module, builder)
