@@ -13,7 +13,7 @@ Two records, one on each side of the data link, both without I/O:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
@@ -27,31 +27,62 @@ from rgpu.session.errors import Corrupt
 DIGEST_SIZE = 16  #: bytes; used for comparison only, never as a name
 MAX_ANSWERS = 1 << 20
 
-#: Digests are computed in the agent's loop, while the program waits for its next call: XXH3 (128 bits) is an order of
-#: magnitude faster there than BLAKE3 (docs/lab/decisions.md, 2026-11-30). They protect from no attacker: the program's
-#: own answers are compared with its own.
-XXH3, BLAKE3 = "xxh3-128", "blake3"
-_HASHERS = {XXH3: xxhash.xxh3_128, BLAKE3: blake3.blake3}
+#: Digests are computed in the agent, while the program waits for its next call: XXH3 (128 bits) is ten times as
+#: fast there as BLAKE3 (docs/lab/decisions.md, 2026-11-30). They protect from no attacker: the program's own
+#: answers are compared with its own. Of an answer longer than LEAF, XXH3_LEAVES is the digest of its leaves' digests,
+#: so that several threads can compute it; of others it is that of XXH3.
+XXH3_LEAVES, XXH3, BLAKE3 = "xxh3-128-leaves", "xxh3-128", "blake3"
+LEAF = 128 * 1024  #: bytes of a leaf; the last one may be shorter
 
 _HEAD = Struct("<iIQ")
+
+
+def of_leaves(data: Any) -> bytes:
+    """Return the digests of the leaves of :data:`LEAF` bytes that ``data`` consists of, one behind the other."""
+    return b"".join([xxhash.xxh3_128_digest(data[at:at + LEAF]) for at in range(0, len(data), LEAF)])
 
 
 class AnswerHash:
     """Hasher for one answer, whose bytes (reply arguments, then payload) are added in pieces of any size."""
 
-    def __init__(self, kind: str = XXH3) -> None:
-        """``kind``: BLAKE3 for comparison with the answers of an old recording."""
-        self._hasher: Any = _HASHERS[kind]()
-        self.update = self._hasher.update  #: add bytes to the digest
+    def __init__(self, kind: str = XXH3_LEAVES, leaves: Callable[[Any], bytes] = of_leaves) -> None:
+        """``kind``: another one for comparison with the answers of an old recording. ``leaves``: as
+        :func:`of_leaves`, perhaps quicker."""
+        self._hasher: Any = blake3.blake3() if kind == BLAKE3 else xxhash.xxh3_128()  #: of the current leaf
+        self._room = LEAF if kind == XXH3_LEAVES else 1 << 63  #: bytes that the current leaf still takes
+        self._before: list[bytes] = []  #: digests of the leaves before it
+        self._leaves = leaves
+
+    def update(self, data: Any) -> None:
+        """Add bytes to the digest."""
+        size = len(data)
+        if size > self._room:
+            self._add_leaves(memoryview(data))
+        else:
+            self._hasher.update(data)
+            self._room -= size
+
+    def _add_leaves(self, data: memoryview) -> None:
+        """Add bytes that end in another leaf than the current one."""
+        if self._room < LEAF:
+            self._hasher.update(data[:self._room])
+            self._before.append(self._hasher.digest())
+            data = data[self._room:]
+        last = (len(data) - 1) // LEAF * LEAF  # the answer may end with it: it stays open
+        self._before.append(self._leaves(data[:last]))
+        self._hasher = xxhash.xxh3_128(data[last:])
+        self._room = LEAF - (len(data) - last)
 
     def digest(self, result: int, reply: int, payload: int) -> bytes:
         """Return the digest. ``reply``, ``payload``: their lengths, which are hashed last, as they are known last."""
-        self.update(_HEAD.pack(result, reply, payload))
+        if self._before:
+            self._hasher = xxhash.xxh3_128(b"".join([*self._before, self._hasher.digest()]))
+        self._hasher.update(_HEAD.pack(result, reply, payload))
         digest: bytes = self._hasher.digest()
         return digest[:DIGEST_SIZE]
 
 
-def answer_digest(result: int, reply: Any, payload: Any, kind: str = XXH3) -> bytes:
+def answer_digest(result: int, reply: Any, payload: Any, kind: str = XXH3_LEAVES) -> bytes:
     """Return the digest of one answer: CUresult, reply arguments, reply payload. ``kind``: as :class:`AnswerHash`."""
     hasher = AnswerHash(kind)
     hasher.update(reply)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import struct
+
 import pytest
-from hypothesis import given
+import xxhash
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.session.answers import DeliveredAnswers, RetainedAnswers, answer_digest
+from rgpu.session.answers import LEAF, XXH3, AnswerHash, DeliveredAnswers, RetainedAnswers, answer_digest
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
 
@@ -70,3 +75,26 @@ def test_divergence() -> None:
 
 def test_the_digest_separates_reply_and_payload() -> None:
     assert answer_digest(0, b"ab", b"c") != answer_digest(0, b"a", b"bc") != answer_digest(1, b"a", b"bc")
+
+
+def defined(data: bytes, reply: int) -> bytes:
+    """The digest as docs/developers/journal.md defines it."""
+    leaves = [data[at:at + LEAF] for at in range(0, len(data), LEAF)]
+    whole = data if len(data) <= LEAF else b"".join(xxhash.xxh3_128_digest(leaf) for leaf in leaves)
+    return xxhash.xxh3_128_digest(whole + struct.pack("<iIQ", 0, reply, len(data) - reply))
+
+
+@given(st.integers(3, 5 * LEAF), st.lists(st.sampled_from([1, 100, LEAF - 1, LEAF, LEAF + 1, 4 * LEAF, 6 * LEAF]),
+                                          min_size=1, max_size=8))
+@settings(deadline=None, max_examples=60)
+def test_the_digest_does_not_depend_on_the_pieces(size: int, pieces: list[int]) -> None:
+    data, at, summed = random.Random(size).randbytes(size), 0, AnswerHash()
+    for length in itertools.cycle(pieces):
+        summed.update(memoryview(data)[at:at + length])
+        at += length
+        if at >= size:
+            break
+    digest = summed.digest(0, 3, size - 3)
+    assert digest == defined(data, 3)
+    assert digest == answer_digest(0, data[:3], data[3:])
+    assert (digest == answer_digest(0, data[:3], data[3:], XXH3)) == (size <= LEAF)

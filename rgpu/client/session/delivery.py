@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rgpu.client.exchange.summing import of_leaves
 from rgpu.client.session.placements import Placements
 from rgpu.link.messages.data import ANSWER_HEAD_LAYOUT
 from rgpu.session.answers import AnswerHash, DeliveredAnswers, Divergence, answer_digest
@@ -83,7 +84,7 @@ class PassingAnswer:
             raise Corrupt(f"an answer's first piece has {len(piece)} bytes", reason="answer")
         self.seq, self._result, _, self._reply = ANSWER_HEAD_LAYOUT.unpack_from(piece)
         self._size = -ANSWER_HEAD_LAYOUT.size
-        self._hash = AnswerHash() if summed else None
+        self._hash = AnswerHash(leaves=of_leaves) if summed else None
         self.kept: bytearray | None = None
 
     @property

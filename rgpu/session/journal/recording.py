@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rgpu.session.answers import BLAKE3, DIGEST_SIZE, XXH3
+from rgpu.session.answers import BLAKE3, DIGEST_SIZE, XXH3, XXH3_LEAVES
 from rgpu.session.errors import Corrupt, NotFound, VersionMismatch
 from rgpu.session.journal.journal_file import JournalFileReader, JournalHeader, verify
 from rgpu.session.journal.record import Record
@@ -24,7 +24,9 @@ from rgpu.session.journal.record import Record
 SUFFIX = ".rgpuj"
 ANSWERS = ".answers"
 _ANSWER = re.compile(rb"([1-9][0-9]{0,18}) ([0-9a-f]{%d})" % (2 * DIGEST_SIZE))
-ANSWERS_HEAD = b"rgpu answers 2 " + XXH3.encode() + b"\n"  #: files without a first line of this kind have BLAKE3
+#: Digests by the first line; files without one have BLAKE3.
+HEADS = {f"rgpu answers {version} {kind}\n".encode(): kind for version, kind in ((2, XXH3), (3, XXH3_LEAVES))}
+ANSWERS_HEAD = list(HEADS)[-1]  #: of new files
 _HEADS = b"rgpu answers "
 MAX_ANSWER_FILE = 1 << 30  #: bytes
 
@@ -33,7 +35,7 @@ MAX_ANSWER_FILE = 1 << 30  #: bytes
 class RecordedAnswers:
     """What an answers file holds. ``kind``: of the digests, as :class:`rgpu.session.answers.AnswerHash` takes it."""
 
-    kind: str = XXH3
+    kind: str = XXH3_LEAVES
     digests: dict[int, bytes] = field(default_factory=dict)  #: by position
 
 
@@ -149,14 +151,14 @@ def parse_answers(data: bytes, path: str = "") -> RecordedAnswers:
     if len(data) > MAX_ANSWER_FILE:
         raise Corrupt(f"{path}: longer than {MAX_ANSWER_FILE} bytes", offset=MAX_ANSWER_FILE, reason="length")
     kind, at = BLAKE3, 0
-    if ANSWERS_HEAD.startswith(data):
+    if any(head.startswith(data) for head in HEADS):
         return RecordedAnswers()  # its first line is torn
     if data.startswith(_HEADS):
         head = data[:data.find(b"\n") + 1]
-        if head != ANSWERS_HEAD:
-            raise VersionMismatch(f"{path} begins with {head[:80]!r}, this version of rgpu reads {ANSWERS_HEAD!r}",
-                                  path=path)
-        kind, at = XXH3, len(head)
+        if head not in HEADS:
+            raise VersionMismatch(f"{path} begins with {head[:80]!r}, this version of rgpu reads "
+                                  f"{b' and '.join(HEADS)!r}", path=path)
+        kind, at = HEADS[head], len(head)
     found = RecordedAnswers(kind)
     for line in data[at:].split(b"\n")[:-1]:  # behind the last newline: nothing, or a torn line
         match = _ANSWER.fullmatch(line)

@@ -21,11 +21,11 @@ from rgpu.checkpoint.session.snapshot import Snapshot, compare, of_checkpoint
 from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.replaying import Replay, Replayed
-from rgpu.session.answers import BLAKE3, XXH3
+from rgpu.session.answers import BLAKE3, XXH3, XXH3_LEAVES
 from rgpu.session.errors import Corrupt, RecoveryFailed, VersionMismatch
 from rgpu.session.journal.journal_file import JournalFileWriter
 from rgpu.session.journal.record import Record
-from rgpu.session.journal.recording import ANSWERS_HEAD, RecordedAnswers, Recording, answer_line, parse_answers
+from rgpu.session.journal.recording import ANSWERS_HEAD, HEADS, RecordedAnswers, Recording, answer_line, parse_answers
 
 CORPORA = Path(__file__).parents[3] / "session" / "corpora"
 NAMES = sorted(path.stem for path in CORPORA.glob("*.rgpuj"))
@@ -172,9 +172,10 @@ def test_files_that_follow_one_another_are_one_recording(tmp_path: Path) -> None
 def test_answers_are_read_strictly() -> None:
     one, two = answer_line(3, bytes(16)), answer_line(4, bytes(range(16)))
     assert parse_answers(one + two[:-3]) == RecordedAnswers(BLAKE3, {3: bytes(16)}), "of an old recording; a torn line"
-    assert parse_answers(ANSWERS_HEAD + one + two[:-3]) == RecordedAnswers(XXH3, {3: bytes(16)})
+    assert parse_answers(ANSWERS_HEAD + one + two[:-3]) == RecordedAnswers(XXH3_LEAVES, {3: bytes(16)})
+    assert parse_answers(b"rgpu answers 2 xxh3-128\n" + one) == RecordedAnswers(XXH3, {3: bytes(16)})
     for bad in (b"\n", one + one, b"0 " + b"0" * 32 + b"\n", one.upper().replace(b"0", b"A"), b"3 00\n", b"x\n"):
-        for head in (b"", ANSWERS_HEAD):
+        for head in (b"", *HEADS):
             with pytest.raises(Corrupt):
                 parse_answers(head + bad)
     with pytest.raises(VersionMismatch, match="begins with b'rgpu answers 3 sum"):
