@@ -49,19 +49,11 @@ Segment* new_segment(Session& s, std::uint32_t kind, std::uint64_t size, std::ui
       return nullptr;
     }
   }
-  segment->index = s.next_index.fetch_add(1);
   segment->used = 0;
   segment->pending = 0;
   segment->current = true;
-  wire::SegmentHeader header{};
-  std::memcpy(header.magic, wire::kSegmentMagic, sizeof header.magic);
-  header.index = segment->index;
-  header.kind = kind;
-  header.size = size;
-  header.committed = sizeof(wire::SegmentHeader);
-  header.first_seq = first_seq;
-  std::memcpy(segment->map, &header, sizeof header);
-  const wire::SegmentOffer body{segment->index, kind, size};
+  const bool offered = std::exchange(segment->offered, false);
+  if (!offered) segment->index = s.next_index.fetch_add(1);
   Segment* raw = segment.get();
   bool keep;
   {
@@ -70,7 +62,7 @@ Segment* new_segment(Session& s, std::uint32_t kind, std::uint64_t size, std::ui
     if (keep) ++s.kept_fds;
     s.segments.emplace(raw->index, std::move(segment));
   }
-  const bool sent = send_message(s, wire::kSegment, &body, sizeof body, raw->fd);
+  const bool sent = offered || offer_segment(s, *raw, first_seq);
   if (!keep) {
     ::close(raw->fd);
     raw->fd = -1;
@@ -120,6 +112,19 @@ void close_current(Session& s) {
 thread_local constinit bool in_reserved_space = false;
 
 }  // namespace
+
+bool offer_segment(Session& s, Segment& segment, std::uint64_t first_seq) {
+  wire::SegmentHeader header{};
+  std::memcpy(header.magic, wire::kSegmentMagic, sizeof header.magic);
+  header.index = segment.index;
+  header.kind = segment.kind;
+  header.size = segment.size;
+  header.committed = sizeof(wire::SegmentHeader);
+  header.first_seq = first_seq;
+  std::memcpy(segment.map, &header, sizeof header);
+  const wire::SegmentOffer body{segment.index, segment.kind, segment.size};
+  return send_message(s, wire::kSegment, &body, sizeof body, segment.fd);
+}
 
 ReservedSpace::ReservedSpace() : before_(std::exchange(in_reserved_space, true)) {}
 ReservedSpace::~ReservedSpace() { in_reserved_space = before_; }

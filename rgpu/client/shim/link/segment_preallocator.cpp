@@ -53,7 +53,9 @@ void* preallocator(void* argument) {
     auto segment = std::make_unique<Segment>();
     segment->kind = wire::kSegmentBulk;
     segment->size = wire::kBulkSegmentSize;
-    const bool made = make_memory(*segment);
+    // It is offered at once: agent and worker map it, and the worker's device pins it, before it is needed.
+    segment->index = s.next_index.fetch_add(1);
+    const bool made = make_memory(*segment) && (segment->offered = offer_segment(s, *segment, 0));
     guard.lock();
     --s.preallocating;
     if (!made) break;  // the thread that needs a segment reports the error

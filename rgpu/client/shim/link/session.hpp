@@ -35,6 +35,7 @@ struct Segment {
   std::uint64_t used = 0;      // bytes of records or extents in it
   unsigned pending = 0;        // bulk: extents whose record is not published yet
   bool current = true;         // more may be written to it
+  bool offered = false;        // the agent has it already
   wire::SegmentHeader* header() const { return reinterpret_cast<wire::SegmentHeader*>(map); }
 };
 
@@ -92,6 +93,8 @@ Session& session();
 // agent_link.cpp
 // Makes permanent memory: allocated, touched and sealed, so that neither side can die of SIGBUS.
 bool make_memory(Segment& segment);
+// Writes the segment's header, and offers it to the agent. False: it is gone.
+bool offer_segment(Session& s, Segment& segment, std::uint64_t first_seq);
 void drop_memory(Segment& segment);
 // A segment made ahead, or nullptr.
 std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size);

@@ -134,11 +134,14 @@ class HostMemory:
         self._area: DeviceArea | PlainArea | None = None
         self._area_failed = False
         self.pins = 0  #: rounds of pinning that changed something
+        self.news = -1  #: descriptor that is ready when memory was mapped; from the first attachment on
 
     def invite(self, host: Any) -> Door | str | None:
         """Return a door for an agent on ``host``, the reason why there is none, or None for another host."""
         if not host or host != shared.identity(self._node):
             return None
+        if self.news < 0:
+            self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             return Door(self)
         except RgpuError as error:
@@ -186,6 +189,8 @@ class HostMemory:
                 if len(self._memories) >= MOST:
                     raise Corrupt(f"more than {MOST} shared memories", reason="count")
                 found = self._memories[identity] = Memory(identity, fd)
+                if self.news >= 0:
+                    os.eventfd_write(self.news, 1)
             found.wanted = True
             return found
 
@@ -198,6 +203,21 @@ class HostMemory:
                 self._dropped.append(memory)
                 return
         memory.close()
+
+    @property
+    def unpinned(self) -> bool:
+        """Whether there is memory that was not tried to be pinned."""
+        with self._lock:
+            return self._fast is not None and any(memory.pinned is None for memory in self._memories.values())
+
+    def pin_ahead(self) -> bool:
+        """Pin one memory before it is needed; return False while the device works. For the applying thread only."""
+        with self._lock:
+            wanted = next((memory for memory in self._memories.values() if memory.pinned is None), None)
+            if wanted is not None and self._fast is not None:
+                wanted.pinned = self._fast.pin(wanted.address, wanted.size)
+                self.pins += bool(wanted.pinned)
+            return wanted is None or wanted.pinned is not None
 
     def pin(self, wanted: Memory) -> None:
         """Pin what can be pinned, if the device is idle: pinning waits for it. For the applying thread only."""
@@ -300,6 +320,11 @@ class Door:
             self._memories[message.number] = memory
             self._changes += 1
         channel.send(MAPPED, message.number)
+
+    @property
+    def host(self) -> HostMemory:
+        """The memory of all attachments."""
+        return self._host
 
     # -- the receiving thread's ----------------------------------------------------------------
     @property
