@@ -13,7 +13,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/client/nccl/*.?pp rgpu/client/nccl/generated/* \
            rgpu/client/cupti/*.?pp rgpu/client/cupti/generated/* rgpu/client/router/*.?pp \
-           rgpu/client/router/generated/* rgpu/link/messages/native/*)
+           rgpu/client/router/generated/* rgpu/link/messages/native/* rgpu/link/native/* \
+           rgpu/client/exchange/*.?pp rgpu/server/worker/exchange/*.?pp)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE

@@ -21,7 +21,8 @@ TARGETS = {
     "worker_exchange": (ROOT / "rgpu/server/worker/exchange", ROOT / "rgpu/server/device/cuda/native"),
 }
 FLAGS = ("-std=c++20", "-g", "-O1", "-Wall", "-Wextra", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
-         "-fno-sanitize-recover=all")
+         "-fno-sanitize-recover=all", "-pthread")
+CHECKED = "-Ddlsym=checked_dlsym"  #: the memory that libcrypto is given, too, which is not instrumented
 COVERED = "-fsanitize-coverage=trace-pc"  #: of what is fuzzed, not of the fuzzer
 
 
@@ -42,8 +43,11 @@ def build(name: str, folder: Path, reader: Path | None = None) -> Path:
             subprocess.run([compiler() or "c++", *words], check=True)
         return str(folder / made)
 
-    objects = [compiled(NATIVE / "fuzzing.cpp", "fuzzing.o"), compiled(NATIVE / "coverage.cpp", "coverage.o"),
-               compiled(CHANNEL / "channel.cpp", "channel.o", COVERED), compiled(NATIVE / f"{name}.cpp", f"{name}.o"),
+    others = [path for path in sorted(where.glob("*.cpp")) if path.name != "exchange.cpp"]
+    objects = [*(compiled(path, f"{name}-{path.stem}.o", COVERED) for path in others),
+               compiled(NATIVE / "fuzzing.cpp", "fuzzing.o"), compiled(NATIVE / "coverage.cpp", "coverage.o"),
+               compiled(CHANNEL / "channel.cpp", "channel.o", COVERED, CHECKED),
+               compiled(NATIVE / f"{name}.cpp", f"{name}.o"),
                compiled(source, f"{name}-{'other' if reader else 'reader'}.o", COVERED)]
     subprocess.run([compiler() or "c++", *FLAGS, *objects, "-ldl", "-o", str(program)], check=True)
     return program
@@ -55,4 +59,5 @@ def fuzz(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     Leaks are not looked for: that needs ptrace, which not every container allows.
     """
     return subprocess.run([str(program), *words], capture_output=True, text=True, errors="replace",
-                          env={**os.environ, "ASAN_OPTIONS": "handle_abort=1:detect_leaks=0"})
+                          env={**os.environ, "ASAN_OPTIONS": "handle_abort=1:detect_leaks=0",
+                               "UBSAN_OPTIONS": "abort_on_error=1:print_stacktrace=1"})  # so that it, too, is kept

@@ -44,6 +44,17 @@ def take_all(opener: Opener) -> list[tuple[int, bytes]]:
     return found
 
 
+def test_other_code_may_leave_more_than_the_buffer_holds() -> None:
+    """Compiled code has received several long frames and opened one of them."""
+    sealer, opener = pair()
+    frames = [bytes(sealer.seal(7, (bytes([number]) * 900,))) for number in range(4)]
+    put(opener, frames[0][:100])
+    opener.continue_at(1, sum(map(len, frames)) - 110, b"".join(frames[1:])[:-10])
+    assert [body[0] for _, body in take_all(opener)] == [1, 2]
+    put(opener, frames[3][-10:])
+    assert [body[0] for _, body in take_all(opener)] == [3] and opener.came == sum(map(len, frames))
+
+
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=3000)), max_size=12), st.data())
 def test_frames_survive_any_cut(messages: list[tuple[int, bytes]], data: st.DataObject) -> None:
     sealer, opener = pair()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MESSAGES = 64  #: of the worker, processed in a row
+#: Calls complete, and bytes shipped, that are not counted as applied yet: fewer are left to the next PING.
+MARKS, MARKED_BYTES = 64, 4 * 1024 * 1024
 
 
 class Session(Parts, Protocol):
@@ -100,16 +102,14 @@ class Incoming:
             if shipper.deliveries.divergences:
                 self._diverged()
         elif kind == WATERMARK:
+            self.marked(body)
             if shipper.bulk.complete(int.from_bytes(body[:8], "little")):
                 shipper.release()
             shipper.returns.watermark(body)
         elif kind == TEXT and self._takes_text:
             shipper.returns.printed(body)
         elif kind == PONG:
-            position, usual = read_pong(body)
-            if usual is not None:
-                shipper.shipping.usual = usual
-            self._applied(position)
+            self.pong(body)
         elif kind == LANED_BACK:
             link.lanes.marked(body)
         elif kind == PRESENT:
@@ -121,6 +121,19 @@ class Incoming:
             self._notice(link, decode_map(body))
         else:
             raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
+
+    def pong(self, body: bytes | memoryview) -> None:
+        """Note the worker's position, which it has sent. Raises :class:`Corrupt`."""
+        position, usual = read_pong(body)
+        if usual is not None:
+            self._shipper.shipping.usual = usual
+        self._applied(position)
+
+    def marked(self, body: memoryview) -> None:
+        """Note the position of a watermark of the attached worker: complete calls were applied."""
+        position, shipping = int.from_bytes(body[:8], "little"), self._shipper.shipping
+        if position - shipping.acknowledged > MARKS or shipping.outstanding > MARKED_BYTES:
+            self._applied(position)
 
     def _diverged(self) -> None:
         """End the session after a divergence, if the user chose that (``--divergence stop``)."""
@@ -135,7 +148,7 @@ class Incoming:
     def _applied(self, position: int) -> None:
         shipper, shipping = self._shipper, self._shipper.shipping
         if position > shipping.acknowledged and position <= shipper.journal.last_seq:
-            shipping.acknowledged = position
+            shipping.were_applied(position)
             shipper.journal.applied(position, shipper.cursor)
             if not shipper.journal.policy.recover:
                 shipper.deliveries.forget(position)

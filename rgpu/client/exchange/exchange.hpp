@@ -10,13 +10,16 @@
 
 #include "channel.hpp"
 #include "data_link.hpp"
+#include "parts.hpp"
 #include "wire.hpp"
 
 namespace rgpu {
 
-inline constexpr size_t kPut = 16;    // messages put into the ring in one run, at most
+inline constexpr size_t kPut = 512;    // messages put into the ring in one run, at most
 inline constexpr size_t kExpected = 4;  // answers that may be to come at once
-inline constexpr size_t kPlaced = 16;  // payloads named in one run, at most
+inline constexpr size_t kPlaced = 256;  // payloads named in one run, at most
+inline constexpr size_t kPong = 64;  // bytes of the body of a PONG, at most
+inline constexpr size_t kInline = 1u << 20;  // bytes of a payload that is sent here, at most
 
 // Why a run ended; more than one may hold.
 enum Why : uint32_t {
@@ -27,11 +30,12 @@ enum Why : uint32_t {
     kInArea = 16,    // the last of them names an answer in the worker's area, which may be reused behind the next calls
 };
 
-// A bulk segment whose memory the worker has mapped: long payloads in it are named and not sent.
-struct Named {
-    uint64_t size;    // of the segment, bytes
-    uint32_t index;   // of the segment
-    uint32_t number;  // of its memory
+// A bulk segment, which contains long payloads.
+struct Bulk {
+    const uint8_t *data;
+    uint64_t size;    // bytes
+    uint32_t index;
+    uint32_t number;  // of its memory, where the worker has mapped it: payloads are named and not sent; 0: it has not
 };
 
 // A payload that was named.
@@ -76,8 +80,8 @@ struct Given {  // mirrored in library.py
     uint64_t spin;      // ns, the same behind an answer
     uint64_t patience;  // ns, the same while an answer is awaited
     uint64_t sleep;     // ms that may be slept behind that; 0: not at all
-    const Named *named;  // segments
-    uint64_t named_count;
+    const Bulk *bulks;
+    uint64_t bulk_count;
     uint64_t smallest;   // bytes of a payload from which on it is named
     uint64_t area_size;  // bytes of the worker's area
     uint32_t area;       // its number; 0: there is none in use
@@ -87,45 +91,63 @@ struct Given {  // mirrored in library.py
     uint32_t count;  // of put
     uint64_t shipped;  // bytes of records
     PutMessage put[kPut];
+    uint8_t pong[kPong];  // the body of a PONG
+    uint64_t pong_size;   // 0: none came
     Placed placed[kPlaced];
+
+    void clear() {  // what comes out
+        why = count = placed_count = 0;
+        shipped = pong_size = 0;
+    }
 };
 
 class Exchange {
    public:
     Channel channel;
-    void run(Given &given);
+    void run(Given &first, Parts *parts = nullptr);  // `parts`: it goes on while books are kept
 
    private:
     enum class Calls { none, held, shipped, left };
     Calls take_calls(Given &given, uint64_t now);
     Calls ship(Given &given, uint64_t committed, bool due);
-    bool examine(const Given &given, size_t size, uint64_t &next);
+    bool examine(const Given &given, size_t &size, uint64_t &next);
     bool place(const Given &given, wire::RecordHeader &header, size_t at, size_t end);  // a record's payload
     bool send(Given &given, size_t size);
+    bool send_calls(Given &given, const uint8_t *records, size_t size, const uint8_t *payload, size_t payload_size,
+                    size_t padding);
     void expect(Given &given);  // the answers to what was sent
     bool pass(Given &given);  // whether messages are left
+    bool keep_pong(Given &given, const Message &message);
     bool pass_mark(Given &given, const Message &message);
     bool pass_answer(Given &given, const Message &message);
     bool pass_placed(Given &given, const Message &message);
-    bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size);
+    bool publish(Given &given, uint32_t kind, uint32_t ring_kind, const uint8_t *body, size_t size, bool first = true);
+    void look(Given &given) const;
+    uint8_t *opening(const Given &given) const;  // where the next message may be opened; null: nowhere
     void wake(Given &given);
     int wait(Given &given, int milliseconds);
     bool sleep(Given &given, uint64_t ns);
-    bool pending();  // whether a whole message is received and not passed on
+    bool part_is_due(const Given &given, uint64_t begun, uint64_t now) const;
 
     struct Payload {
         size_t end;  // offset in records_ behind the record, whose last bytes are the place, which is not sent
         data_link::Place place;
         Placed placed;
+        const uint8_t *data;  // null: it is named
     };
 
-    std::vector<uint8_t> records_ = std::vector<uint8_t>(kShort);
-    std::vector<Payload> payloads_;  // of these records, those to be named
+    std::vector<uint8_t> records_ = std::vector<uint8_t>(kRecords);
+    std::vector<Payload> payloads_;  // of these records, those that are elsewhere
     std::vector<uint64_t> expected_;  // of these records, those that are answered
-    uint64_t awaited_ = 0;            // of these, the one that a thread waits for; 0: none
+    uint64_t bulk_ = 0;               // bytes of these payloads
+    uint64_t awaited_ = 0;            // of the calls, the one that a thread waits for; 0: none
     uint64_t held_ = 0;  // ns since when calls are held back for an awaited one behind them; 0: there are none
     uint64_t plain_ = 0;   // ns when calls were shipped last that nobody awaits
+    const Parts *parts_ = nullptr;  // of this run
+    uint64_t summed_ = 0;  // parts whose books have to be kept before calls are shipped
+    uint64_t put_at_ = 0;  // bytes put into the ring before this part
     bool silent_ = false;  // something is in the ring that the shim's reader was not woken for
+    uint64_t *answering_ = nullptr;  // of `expected`, the call of which some pieces were passed on; null: none
 };
 
 }  // namespace rgpu

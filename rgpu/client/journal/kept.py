@@ -20,10 +20,12 @@ from rgpu.client.journal.keeping import Rules
 from rgpu.client.journal.spill import FiledRun, SpillFile, SpillJob
 from rgpu.client.shim_link.local import NewSegment
 from rgpu.client.shim_link.segments import ExternalRun, InlineRun, Run, Segment, Walker
+from rgpu.link.messages.shim import SEGMENT_NEXT
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC
 
 _HEADER_BLOCK = 64 * 1024
+_CLOSED = SEGMENT_NEXT // 8  #: word of a bulk segment's header
 SPILL_BYTES = 16 * 1024 * 1024  #: of records in one file, about
 #: Share of the limit from which on calls are spilled: the shim stops publishing at the limit, so the agent must act
 #: before. :mod:`rgpu.client.journal.keeping` decides what follows beyond.
@@ -69,6 +71,7 @@ class Journal:
         self.spill_error = ""
         self.news_closed = False  #: a segment was closed; reset by the loop once it has released segments
         self._entered = 0
+        self._closing: dict[int, tuple[int, int]] = {}  #: closed bulk segments: as :attr:`Walker.readable` was then
         self.stalled = False  #: the shim published calls in a segment that it has not announced yet
 
     @property
@@ -98,18 +101,11 @@ class Journal:
     def advance(self) -> list[tuple[int, int, int]]:
         """Read the calls published since the last time: [(seq, call id, flags)]. Raises :class:`Corrupt`."""
         bulks = self.walker.bulks
-        closing = {index for index, bulk in bulks.items() if not bulk.closed and bulk.words[4]} if bulks else None
+        closing = {index for index, bulk in bulks.items() if not bulk.closed and bulk.words[_CLOSED]} if bulks else None
         runs, calls, whole = self.walker.walk()
         self.stalled = not whole
         if calls:
-            self._count_growth()
-            for run in runs:
-                for segment in run.segments:
-                    segment.uses += 1
-                self.contents.note(self._base + len(self._runs), run)
-                self._runs.append(run)
-                self._add(run.size)
-                self._open_size = run.size
+            self._take_in(runs)
         if whole and closing and self.walker.entered:  # without a log segment no call that refers to it was read
             for index in closing:  # closed before the walk: no call still to be read refers to it
                 bulks[index].closed = True
@@ -118,6 +114,41 @@ class Journal:
             self._entered = self.walker.entered
             self.news_closed = True
         return calls
+
+    def advance_to(self, place: int) -> list[tuple[int, int, int]]:
+        """Read the calls published since the last time, up to offset ``place`` of the current segment, as
+        :meth:`advance` does. Raises :class:`Corrupt`."""
+        self._note_closed()
+        runs, calls = self.walker.walk_to(place)
+        self._take_in(runs)
+        self._close_read()
+        return calls
+
+    def _note_closed(self) -> None:
+        """Note which bulk segments the shim has closed, and up to where calls may refer to them."""
+        walker = self.walker
+        found = [index for index, bulk in walker.bulks.items() if not bulk.closed and bulk.words[_CLOSED]
+                 and index not in self._closing]
+        if found and (read := walker.readable) is not None:
+            self._closing.update(dict.fromkeys(found, read))
+
+    def _close_read(self) -> None:
+        """Close the bulk segments of :meth:`_note_closed` to which no call still to be read refers."""
+        for index, read in list(self._closing.items()):
+            if self.walker.has_read(*read):
+                del self._closing[index]
+                if (bulk := self.walker.bulks.get(index)) is not None:
+                    bulk.closed = self.news_closed = True
+
+    def _take_in(self, runs: list[Run]) -> None:
+        self._count_growth()
+        for run in runs:
+            for segment in run.segments:
+                segment.uses += 1
+            self.contents.note(self._base + len(self._runs), run)
+            self._runs.append(run)
+            self._add(run.size)
+            self._open_size = run.size
 
     def _count_growth(self) -> None:
         if self._runs and isinstance(self._runs[-1], InlineRun):
@@ -247,6 +278,13 @@ class Journal:
         self.memory_bytes -= run.size
         for segment in run.segments:
             segment.uses -= 1
+
+    @property
+    def releasable(self) -> bool:
+        """Whether :meth:`released` would return any."""
+        walker = self.walker
+        return any(segment.closed and segment.uses == 0 and segment is not walker.current
+                   for segments in (walker.logs, walker.bulks) for segment in segments.values())
 
     def released(self) -> list[int]:
         """Return the indices of segments that are not needed any more, each once, and retire these segments."""

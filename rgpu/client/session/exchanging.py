@@ -7,11 +7,12 @@ everything before is shipped and nothing is out of the ordinary; what it leaves,
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Protocol
 
 from rgpu.client.exchange import library
-from rgpu.client.exchange.library import CALLS_LEFT, PASSED, SHIPPED, Exchange
-from rgpu.client.journal.cursor import Cursor
+from rgpu.client.exchange.library import CALLS_LEFT, PASSED, SHIPPED, Exchange, Given
 from rgpu.client.session.attachment import Attachment
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
@@ -22,6 +23,18 @@ from rgpu.link.messages.data import ANSWER, ANSWER_AT, POSITION_LAYOUT
 #: Seconds without sleeping: behind the last call or answer, and while an answer is awaited. A sleep and the wake-up
 #: from it cost more than the whole of a short call.
 POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
+#: Whether a run goes on in a thread of its own while its books are kept: program, agent and worker poll meanwhile.
+THREADS = len(os.sched_getaffinity(0)) >= 8
+
+
+class Incoming(Protocol):
+    """The part of the worker's messages that this module uses."""
+
+    def pong(self, body: bytes) -> None:
+        """Note the worker's position, which it has sent."""
+
+    def marked(self, body: memoryview) -> None:
+        """Note the position of a watermark."""
 
 
 class Session(Parts, Protocol):
@@ -30,8 +43,15 @@ class Session(Parts, Protocol):
     effects: EffectsLog | None
     attachment: Attachment
 
-    def take_calls(self, shipped: int = 0) -> bool:
-        """Read the calls that were published; those up to ``shipped`` were shipped already."""
+    @property
+    def incoming(self) -> Incoming:
+        """The worker's messages."""
+
+    def take_calls(self) -> bool:
+        """Read the calls that were published."""
+
+    def take_shipped(self, place: int) -> None:
+        """Read the calls up to ``place`` in the journal's current segment, which were shipped."""
 
 
 class Exchanging:
@@ -44,22 +64,25 @@ class Exchanging:
         self._spin, self._patience = (int(POLL_IDLE * 1e9), int(POLL_AWAITED * 1e9)) if polls else (0, 0)
         self._exchange: Exchange | None = None
         self._segment: Segment | None = None  #: whose address is set
-        self._named = (-1, -1)  #: changes of the bulk segments, and of which of them may be named, that it knows
+        self._shown = (-1, -1)  #: changes of the bulk segments, and of which of them may be named, that it knows
         self.answered = 0  #: answers that were passed on here
+        self.running = False  #: a run may be reading segments of the journal
+        self._deferred = False  #: segments are to be given back behind it
         self.worked = False  #: calls or answers were passed on, or left, by the last run; else messages at most
 
     def attached(self) -> None:
         """Begin with the session's new link."""
         link = self._shipper.link
         if self._ring is not None and self._shipper.effects is None and link is not None and link.protocol >= 2:
-            self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll)
-            self._segment, self._named = None, (-1, -1)
+            self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll,
+                                           THREADS)
+            self._segment, self._shown = None, (-1, -1)
 
     def detached(self) -> None:
         """Forget a closed link."""
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and not self.running:  # else the run closes it
+            exchange.close()
 
     def possible(self) -> bool:
         """Whether :meth:`run` may be called now."""
@@ -92,42 +115,64 @@ class Exchanging:
         given.first, given.spin, given.patience = int(first * 1e9), self._spin, self._patience
         given.sleep = int(sleep * 1000)
         given.area, given.area_size = shipper.returns.areas.in_use
-        if self._named != (known := (walker.bulk_changes, shipper.bulk.changes)):
-            exchange.name(shipper.bulk.nameable())
-            self._named = known
-        given.placed_count = 0
+        if self._shown != (known := (walker.bulk_changes, shipper.bulk.changes)):
+            exchange.show(walker.bulks.values(), shipper.bulk.nameable())
+            self._shown = known
+        done = self.worked = False
+        self.running = True
         try:
-            exchange.run()
-        finally:  # the worker may read them from now on, also where the link is found broken
-            for placed in given.placed[:given.placed_count]:
-                shipper.bulk.named(placed.seq, placed.index, placed.length)
-        if given.why & SHIPPED:
-            self._note_shipped(shipper.cursor)
-        elif given.why & CALLS_LEFT:
+            with contextlib.closing(exchange.run()) as parts:
+                for part in parts:
+                    self._keep_books(part)
+                    done |= bool(part.why)
+                    self.worked |= bool(part.why & (SHIPPED | CALLS_LEFT | PASSED))
+        finally:
+            self.running = False
+            if self._exchange is not exchange:
+                exchange.close()
+        if self._deferred:
+            self._deferred = False
+            shipper.release()
+        return done or link.opener.pending > 0
+
+    def defers(self) -> bool:
+        """Whether segments must not be given back now, since a run may read them: :meth:`run` does it then, soon."""
+        if self.running and self._exchange is not None and self._shipper.journal.releasable:
+            self._deferred = True
+            self._exchange.stop()
+        return self.running
+
+    def _keep_books(self, part: Given) -> None:
+        shipper = self._shipper
+        for placed in part.placed[:part.placed_count]:
+            shipper.bulk.named(placed.seq, placed.index, placed.length)
+        if part.why & SHIPPED:
+            self._note_shipped(part)
+        if part.why & CALLS_LEFT:
             shipper.take_calls()
-        self._note_put()
-        self.worked = bool(given.why & (SHIPPED | CALLS_LEFT | PASSED))
-        return bool(given.why) or link.opener.pending > 0
+        self._note_put(part)
+        if part.pong_size:
+            shipper.incoming.pong(bytes(part.pong[:part.pong_size]))
 
-    def _note_shipped(self, cursor: Cursor | None) -> None:
-        assert self._exchange is not None and cursor is not None
-        given, shipper = self._exchange.given, self._shipper
-        shipper.take_calls(given.seq - 1)
-        shipper.journal.take(cursor, given.shipped)
-        shipper.shipping.were_shipped(given.shipped, given.issued)
+    def _note_shipped(self, part: Given) -> None:
+        shipper, cursor = self._shipper, self._shipper.cursor
+        assert cursor is not None
+        shipper.take_shipped(part.at)
+        shipper.journal.take(cursor, part.shipped)
+        shipper.shipping.were_shipped(part.shipped, part.issued)
 
-    def _note_put(self) -> None:
-        assert self._exchange is not None
-        given, shipper = self._exchange.given, self._shipper
-        for message in given.put[:given.count]:
+    def _note_put(self, part: Given) -> None:
+        shipper = self._shipper
+        for message in part.put[:part.count]:
             body = shipper.returns.was_put(message.at, message.size)
             if message.kind == ANSWER:
-                self.answered += 1
+                self.answered += not body[0]  # of several pieces: with the last
                 shipper.returns.answer_was_put(body)
             elif message.kind == ANSWER_AT:
                 self.answered += 1
                 shipper.returns.placed_answer_was_put(body)
             else:
+                shipper.incoming.marked(body)
                 if shipper.bulk.complete(*POSITION_LAYOUT.unpack_from(body)):
                     shipper.release()
                 shipper.returns.watermark_was_put(body)

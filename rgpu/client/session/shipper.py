@@ -150,7 +150,8 @@ class Shipper:
 
     def _round(self, pidfd: int) -> None:
         self.shipping.round_begins(time.monotonic())
-        busy = self.take_calls()
+        # Where the native end of the link may run, it reads the calls itself, and sends long ones as it receives them.
+        busy = False if self.exchanging.possible() else self.take_calls()
         link = self.link
         if link is not None:
             if self.returns.areas.pending:
@@ -309,12 +310,20 @@ class Shipper:
             log.warning("the program called a function that is not supported", session=self.identity.session,
                         function=name)
 
-    def take_calls(self, shipped: int = 0) -> bool:
-        """Read the calls that were published; those up to ``shipped`` were shipped already. Raises :class:`Corrupt`."""
-        before = max(self.journal.last_seq, shipped)
+    def take_calls(self) -> bool:
+        """Read the calls that were published. Raises :class:`Corrupt`."""
+        before = self.journal.last_seq
         calls = self.journal.advance()
         if self.journal.last_seq > before:
             self.shipping.published(before)
+        return self._taken(calls)
+
+    def take_shipped(self, place: int) -> None:
+        """Read the calls up to ``place`` in the journal's current segment, which were shipped. Raises
+        :class:`Corrupt`."""
+        self._taken(self.journal.advance_to(place))
+
+    def _taken(self, calls: list[tuple[int, int, int]]) -> bool:
         sent = self.deliveries.sent
         for seq, call, flags in calls:
             if sent(seq, call, flags):
@@ -348,6 +357,8 @@ class Shipper:
 
     def release(self) -> None:
         """Give the shim back the segments that nothing needs any more."""
+        if self.exchanging.defers():
+            return
         self._leaving.release(self.link.lanes if self.link is not None else None)
         self.bulk.flush()
 

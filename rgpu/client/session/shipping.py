@@ -21,7 +21,8 @@ from rgpu.session.errors import LinkError
 
 CHUNK = 1024 * 1024  #: bytes of records in one CALLS message
 LANE_CHUNK = 4 * CHUNK  #: the same over lanes, where each message costs a mark and wakes several threads
-PING_BYTES = 4 * 1024 * 1024
+PING_BYTES = 16 * 1024 * 1024
+SERVED_BYTES = 4 * 1024 * 1024  #: sent in a row, before other peers are served
 PING_INTERVAL = 0.25
 LANES_FROM = 8 * 1024 * 1024  #: bytes in long messages, either way, from which lanes are opened for a link
 ISSUED_NS = 1_000_000  #: between two ISSUED messages, at least
@@ -82,13 +83,23 @@ class Shipping:
         self._pinged_bytes += size
         self._told_issued = issued
 
+    @property
+    def outstanding(self) -> int:
+        """Bytes shipped since the worker's position was known last."""
+        return self._pinged_bytes
+
+    def were_applied(self, position: int) -> None:
+        """Note that the worker has applied the calls up to ``position``: what was shipped before needs no PING."""
+        self.acknowledged = position
+        self._pinged_bytes = 0
+
     def begin(self, wanted: int) -> None:
         """Begin with a new link, whose worker expects call ``wanted`` next."""
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
 
     def ship(self, link: DataLink, cursor: Cursor) -> bool:
         """Send as many calls from the cursor on as the link accepts; return whether any was sent."""
-        sent = False
+        sent = 0
         try:
             self._tell_stood(link, cursor)
             while link.ready and not self._journal.at_end(cursor):
@@ -100,11 +111,11 @@ class Shipping:
                 if not size:
                     break  # the worker is about to report whether its node has the next module binary
                 self._pinged_bytes += size
-                sent = True
+                sent += size
                 if link.long_bytes >= LANES_FROM and link.lanes.wanted:
                     self._open_lanes(link)
-                if self._pinged_bytes > PING_BYTES:
-                    break  # serve the other peers in between
+                if sent > SERVED_BYTES:
+                    break
             if link.ready and link.lanes.fresh:
                 link.use_lanes()
             self._ping(link, cursor, time.monotonic())
@@ -113,7 +124,7 @@ class Shipping:
                 link.send(PRINTED, POSITION_LAYOUT.pack(text.confirm()))
         except LinkError as error:
             self._down(link, error)
-        return sent
+        return sent > 0
 
     def _tell_stood(self, link: DataLink, cursor: Cursor) -> None:
         """Send a PING ahead of calls that piled up here, which marks them: the worker applies them as a backlog."""

@@ -95,8 +95,8 @@ class Returns:
         self._forget_idle()
 
     def answer_was_put(self, body: memoryview) -> None:
-        """Note a whole answer that other code has put into the ring."""
-        self._whole_was_put(body[1:])
+        """Note a piece of an answer that other code has put into the ring; further ones may come by :meth:`answer`."""
+        self._piece_was_put(body[0], body[1:])
 
     def placed_answer_was_put(self, body: memoryview) -> None:
         """Note a whole answer in the worker's area that other code has put into the ring, before calls are shipped.
@@ -107,15 +107,20 @@ class Returns:
         _, number, offset, length = PIECE_AT_LAYOUT.unpack_from(body)
         payload = self.areas.view(number, offset, length)
         self.areas.named(length, self._ring.written)
-        self._whole_was_put(body[PIECE_AT_LAYOUT.size:], payload)
+        self._piece_was_put(0, body[PIECE_AT_LAYOUT.size:], payload)
 
-    def _whole_was_put(self, *parts: memoryview) -> None:
-        passing = PassingAnswer(parts[0], self._deliveries.compare)
-        if self._deliveries.keeps_reply(passing.seq):
-            passing.kept = bytearray()
-        for part in parts:
-            passing.add(part)
-        self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
+    def _piece_was_put(self, more: int, body: memoryview, payload: memoryview | None = None) -> None:
+        passing = self._passing
+        if passing is None:
+            passing = PassingAnswer(body, self._deliveries.compare)
+            if self._deliveries.keeps_reply(passing.seq):
+                passing.kept = bytearray()
+        passing.add(body)
+        if payload is not None:
+            passing.add(payload)
+        self._passing = passing if more else None
+        if not more:
+            self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
 
     # -- answers ----------------------------------------------------------------------
     def answer(self, body: memoryview) -> None:
@@ -129,7 +134,7 @@ class Returns:
         if not body[0]:
             passing.check(len(body) - 1)
         ring.publish(ANSWER, len(body) + 1, first)
-        passing.add(body[1:])  # summed while the program copies it: only this process writes to the ring
+        passing.add(body[1:])  # summed while the program copies it: only this thread writes to the ring
         if not body[0]:
             self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
             self._passing = None

@@ -313,6 +313,19 @@ class Walker:
         """Offset in the current segment behind the records that were walked."""
         return self._at
 
+    @property
+    def readable(self) -> tuple[int, int] | None:
+        """The segment that is being walked, and the place up to which it can be; None where another follows it."""
+        segment = self._current
+        if segment is None:
+            return None
+        committed = segment.words[_COMMITTED]
+        return None if segment.words[_NEXT] else (segment.index, committed)
+
+    def has_read(self, index: int, place: int) -> bool:
+        """Whether the records up to ``place`` of segment ``index``, which was :attr:`readable`, were walked."""
+        return self._current is None or self._current.index != index or self._at >= place
+
     def has_more(self) -> bool:
         """Return whether there are committed records that were not walked. Cheap: called before each sleep."""
         segment = self._current
@@ -344,6 +357,18 @@ class Walker:
                 return runs, calls, False
             self._enter(self.logs[following - 1])
         return runs, calls, True
+
+    def walk_to(self, place: int) -> tuple[list[Run], list[tuple[int, int, int]]]:
+        """Read the records of the current segment up to offset ``place``, as :meth:`walk` does. Raises
+        :class:`Corrupt`."""
+        runs: list[Run] = []
+        calls: list[tuple[int, int, int]] = []
+        segment = self._current
+        if segment is None or not self._at <= place <= segment.words[_COMMITTED]:
+            raise self._corrupt("commits less than before", committed=place)
+        if not self._walk_segment(segment, place, runs, calls):
+            raise self._corrupt("refers to a bulk segment that was shipped, and is not there")
+        return runs, calls
 
     def _enter(self, segment: Segment) -> None:
         if segment.words[_FIRST_SEQ] != self.next_seq:

@@ -205,9 +205,12 @@ class Opener:
     def continue_at(self, counter: int, received: int, unopened: bytes) -> None:
         """Continue at frame ``counter``, where other code has ``received`` bytes more and opened the frames before it.
 
-        ``unopened``: the bytes of frames that it has not opened, at most as many as the buffer holds; they take the
-        place of those that :meth:`unopened` returned.
+        ``unopened``: the bytes of frames that it has not opened; they take the place of those that :meth:`unopened`
+        returned.
         """
+        if len(unopened) > len(self._buffer):
+            self._buffer = bytearray(len(unopened) + 64 * 1024)
+            self._view = memoryview(self._buffer)
         self.came += received
         self.counter, self._start, self._end = counter, 0, len(unopened)
         self._view[:self._end] = unopened

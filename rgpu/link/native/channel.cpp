@@ -11,6 +11,9 @@ namespace {
 
 constexpr int kGetTag = 0x10, kSetTag = 0x11;  // EVP_CTRL_AEAD_GET_TAG, EVP_CTRL_AEAD_SET_TAG (openssl/evp.h)
 constexpr size_t kLength = 4;                  // bytes of a frame's length field
+constexpr size_t kFrame = kLength + kShort + kTag;
+constexpr size_t kReceived = 256u << 10;       // bytes received by one call: opening them begins meanwhile
+constexpr size_t kInPlace = 4096;              // bytes from which on a message is opened where its body is wanted
 
 // The part of OpenSSL's EVP interface that is used here, which 1.1 and 3 have alike.
 struct Crypto {
@@ -88,7 +91,7 @@ bool Cipher::open(uint64_t counter, const uint8_t *frame, size_t message, uint8_
            crypto()->finish(context_, out + size, &size) == 1;
 }
 
-Channel::Channel() : received_(kBuffer), opening_(kShort + kTag), frames_(kBuffer) {}
+Channel::Channel() : received_(kBuffer), opening_(kShort + kTag), frames_(kBuffer / 4) {}
 
 bool Channel::start(const uint8_t *send_key, const uint8_t *send_data, size_t send_size, const uint8_t *receive_key,
                     const uint8_t *receive_data, size_t receive_size) {
@@ -118,34 +121,43 @@ void Channel::end(ChannelState &state) const {
 bool Channel::receive(int socket) {
     if (start_ == end_) {
         start_ = end_ = 0;
-    } else if (end_ == received_.size()) {
+    } else if (received_.size() - end_ < kFrame) {
         std::memmove(received_.data(), received_.data() + start_, end_ - start_);
         end_ -= start_;
         start_ = 0;
     }
     open_ = 0;
-    if (end_ == received_.size()) return false;
-    const ssize_t count = ::recv(socket, received_.data() + end_, received_.size() - end_, MSG_DONTWAIT);
+    const size_t room = std::min(kReceived, received_.size() - end_);
+    if (!room) return false;
+    const ssize_t count = ::recv(socket, received_.data() + end_, room, MSG_DONTWAIT);
     if (count <= 0) return false;  // its end is found by the Python side, which receives again
     end_ += static_cast<size_t>(count);
     came_ += static_cast<uint64_t>(count);
     return true;
 }
 
-Found Channel::next(Message &message) {
+Found Channel::next(Message &message, uint8_t *place, size_t room) {
+    if (!whole()) return Found::nothing;
     uint32_t length = 0;
-    if (end_ - start_ < kLength) return Found::nothing;
     std::memcpy(&length, received_.data() + start_, kLength);
     if (length <= kTag || length > kShort + kTag) return Found::foreign;
-    if (end_ - start_ < kLength + length) return Found::nothing;
     if (!open_) {
+        const size_t size = length - kTag;
+        uint8_t *to = place && size >= kInPlace && size <= room ? place : opening_.data();
         // A frame that does not open is left as it is: the Python side opens it again, and raises.
-        if (!opener_.open(opened_, received_.data() + start_ + kLength, length - kTag, opening_.data()))
-            return Found::foreign;
+        if (!opener_.open(opened_, received_.data() + start_ + kLength, size, to)) return Found::foreign;
         open_ = kLength + length;
+        opened_at_ = to;
     }
-    message = {opening_[0], opening_.data() + 1, length - kTag - 1};
+    message = {opened_at_[0], opened_at_ + 1, length - kTag - 1};
     return Found::message;
+}
+
+bool Channel::whole() const {
+    uint32_t length = 0;
+    if (end_ - start_ < kLength) return false;
+    std::memcpy(&length, received_.data() + start_, kLength);
+    return length <= kTag || length > kShort + kTag || end_ - start_ >= kLength + length;
 }
 
 void Channel::take() {
@@ -157,13 +169,15 @@ void Channel::take() {
 bool Channel::put(uint8_t kind, std::initializer_list<Part> parts) {
     size_t size = 1;
     for (const Part &part : parts) size += part.size;
-    if (size > kShort || frames_.size() - out_ < kLength + size + kTag || parts.size() > 3) return false;
+    const size_t end = out_ + kLength + size + kTag;
+    if (size > kShort || end > kUnsent || parts.size() > 4) return false;
+    if (frames_.size() < end) frames_.resize(std::min(kUnsent, 2 * end));
     uint8_t *frame = frames_.data() + out_;
     const auto length = static_cast<uint32_t>(size + kTag);
     std::memcpy(frame, &length, kLength);
     const Part none{nullptr, 0}, *at = parts.begin();
     const auto part = [&](size_t index) { return index < parts.size() ? at[index] : none; };
-    if (!sealer_.seal(sealed_, {Part{&kind, 1}, part(0), part(1), part(2)}, frame + kLength)) return false;
+    if (!sealer_.seal(sealed_, {Part{&kind, 1}, part(0), part(1), part(2), part(3)}, frame + kLength)) return false;
     ++sealed_;
     out_ += kLength + length;
     return true;

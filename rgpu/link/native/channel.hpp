@@ -12,8 +12,11 @@
 namespace rgpu {
 
 inline constexpr size_t kTag = 16;            // bytes of a frame's tag
-inline constexpr size_t kShort = 16u << 10;   // longest message (type and body) that is handled here
-inline constexpr size_t kBuffer = 64u << 10;  // bytes received, and sealed, at a time
+inline constexpr size_t kRecords = 16u << 10;  // of a message: records without their long payloads, at most
+inline constexpr size_t kChunk = 128u << 10;   // of a message: a part of a long payload, at most
+inline constexpr size_t kShort = kRecords + kChunk + 64;  // longest message (type and body) that is handled here
+inline constexpr size_t kBuffer = 512u << 10;   // bytes received and not opened, at most
+inline constexpr size_t kUnsent = 4u << 20;     // bytes sealed and not taken by the socket, at most
 
 struct Part {
     const void *data;
@@ -65,21 +68,26 @@ class Channel {
     void begin(const ChannelState &state);
     void end(ChannelState &state) const;
 
-    bool receive(int socket);      // takes what is there, without waiting; false: nothing, or the connection ended
-    Found next(Message &message);  // the next message, valid until receive(); the same one until take()
-    void take();                   // that message was handled
+    bool receive(int socket);  // takes what is there, without waiting; false: nothing, or the connection ended
+    // The next message, valid until receive(); the same one until take(). A long one is opened at `place`, where that is
+    // given: `room` bytes, of its type, its body, and perhaps beyond. The bytes there are valid where the result is.
+    Found next(Message &message, uint8_t *place = nullptr, size_t room = 0);
+    bool whole() const;  // whether next() finds more than nothing
+    void take();         // that message was handled
 
     // Seals a message behind the ones before; flush() sends them. False: no room, or a message that is not short.
     bool put(uint8_t kind, std::initializer_list<Part> parts);
     void flush(int socket);
     bool unsent() const { return sent_ < out_; }
+    size_t room() const { return kUnsent - out_; }  // bytes of frames that put() takes before they are sent
 
    private:
     Cipher sealer_, opener_;
     uint64_t sealed_ = 0, opened_ = 0;
     std::vector<uint8_t> received_, opening_, frames_;
     size_t start_ = 0, end_ = 0;  // of what was received and not opened
-    size_t open_ = 0;             // bytes of the frame that is open in opening_; 0: none is
+    size_t open_ = 0;             // bytes of the frame that is open at opened_at_; 0: none is
+    const uint8_t *opened_at_ = nullptr;
     size_t sent_ = 0, out_ = 0;   // in frames_
     uint64_t came_ = 0;           // bytes received since begin()
 };

@@ -6,6 +6,7 @@ import os
 import random
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from tests.support.eventually import eventually
 CALLS = 150
 
 
-@pytest.fixture(autouse=True)
-def built(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library of these sources, and workers of today's protocol."""
+@pytest.fixture(autouse=True, params=[True, False], ids=["threads", "few processors"])
+def built(pool: FakePool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The library of these sources, and workers of today's protocol; runs in a thread of their own, and not."""
+    monkeypatch.setattr("rgpu.client.session.shipper.POLLING", request.param)
+    monkeypatch.setattr("rgpu.client.session.exchanging.THREADS", request.param)
     pool.attached_more = {"versions": versions.ours()}
     monkeypatch.setenv("RGPU_SHIM_DIR", str(libraries()))
     library._library.cache_clear()
@@ -62,10 +65,8 @@ def check(shim: FakeShim, worker: FakeWorker, awaited: list[int]) -> None:
     assert shim.watermarks == sorted(shim.watermarks)
 
 
-@pytest.mark.parametrize("polls", [True, False])
 def test_most_round_trips_are_made_in_compiled_code(pool: FakePool, agent: Agent, complaints: list[str],
-                                                    monkeypatch: pytest.MonkeyPatch, polls: bool) -> None:
-    monkeypatch.setattr("rgpu.client.session.shipper.POLLING", polls)
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     shim = start(agent, ring=True)
     awaited = trips(shim, CALLS)
     check(shim, pool.sessions["heat"], awaited)
@@ -92,14 +93,38 @@ def test_without_the_library_the_loop_does_it(pool: FakePool, agent: Agent, monk
 
 
 def test_answers_of_every_size(pool: FakePool, agent: Agent) -> None:
-    """Those that are longer than a short message, and those in several pieces, go the loop's way, in between."""
+    """Whole, and in pieces of 100,000 bytes."""
     shim, worker = start(agent, ring=True), pool.sessions["heat"]
     sizes = [0, 1, 500, 8 << 10, 15 << 10, (16 << 10) - 33, (16 << 10) + 8, 70_000, 250_000, 3, 4] * 4
     for size in sizes:
         worker.big = os.urandom(size)
         trips(shim, 1)
         assert shim.answers[-1][3] == worker.big
-    assert 0 < figures(agent)["exchanged_calls"] < len(sizes)
+    assert figures(agent)["exchanged_calls"] > len(sizes) * 0.3
+
+
+def test_long_payloads_that_are_sent(pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a bulk segment that no worker has mapped: up to 1 MiB of a call in compiled code, else by the loop."""
+    shipped, run = [0], library.Exchange.run
+
+    def counting(exchange: library.Exchange) -> Iterator[library.Given]:
+        for part in run(exchange):
+            shipped[0] += part.shipped
+            yield part
+
+    monkeypatch.setattr(library.Exchange, "run", counting)
+    shim, worker, chance = start(agent, ring=True, bulk_size=4 << 20), pool.sessions["heat"], random.Random(3)
+    sizes = [64 << 10, 128 << 10, (128 << 10) + 1, 70_001, 300_000, 1 << 20, (1 << 20) + 8, 2 << 20, 65_537] * 4
+    awaited, sent = [], 0
+    for size in sizes:
+        for _ in range(chance.choice([1, 1, 3])):
+            shim.call("memcpy_h2d", ARGS, chance.randbytes(size), external=True)
+            sent += size
+        awaited.append(shim.call(SYNC, bytes(8), awaited=True))
+        shim.wait(lambda: len(shim.answers) and shim.answers[-1][0] == awaited[-1])
+    check(shim, worker, awaited)
+    assert shipped[0] > sent * 0.1
+    eventually(lambda: len(shim.released) > 4, 20)  # segments that are closed and applied are given back
 
 
 def test_calls_of_every_size_and_kind(pool: FakePool, agent: Agent) -> None:
@@ -124,9 +149,10 @@ def test_a_copy_that_nobody_awaits_and_the_synchronisation_behind_it(pool: FakeP
     """As `.item()` of PyTorch: a copy to pinned memory, which is answered, and a wait for its stream."""
     most, run = [0], library.Exchange.run
 
-    def counting(exchange: library.Exchange) -> None:
-        run(exchange)
-        most[0] = max(most[0], sum(put.kind == ANSWER for put in exchange.given.put[:exchange.given.count]))
+    def counting(exchange: library.Exchange) -> Iterator[library.Given]:
+        for part in run(exchange):
+            most[0] = max(most[0], sum(put.kind == ANSWER for put in part.put[:part.count]))
+            yield part
 
     monkeypatch.setattr(library.Exchange, "run", counting)
     shim, seqs = start(agent, ring=True), []
@@ -252,13 +278,14 @@ def test_payloads_and_answers_in_shared_memory(here: tuple[FakeShim, FakeWorker]
     copies(shim, CALLS)
     check_copies(shim, worker)
     assert worker.in_area - placed == CALLS
-    assert worker.named - named > CALLS * 0.5  # the rest was sent: the worker's watermark was awaited to free segments
+    # The rest was sent: the worker's watermark was awaited to free segments, or it had not mapped new memory yet.
+    assert worker.named - named > CALLS * 0.1
     assert sum(1 for size in by_loop if size) < CALLS * 0.7
     eventually(lambda: figures(agent)["exchanged_calls"] - before > CALLS * 0.3)
     assert figures(agent)["shared_bytes_to_device"] >= worker.named * BIG
     assert figures(agent)["shared_bytes_from_device"] == worker.in_area * BIG
     # Segments are held until the worker says that it has read them, and given back then: more than a limit's worth.
-    assert len(shim.released) > 4
+    eventually(lambda: len(shim.released) > 4)
 
 
 def test_links_drop_and_workers_die_among_copies(here: tuple[FakeShim, FakeWorker], pool: FakePool, agent: Agent
@@ -276,7 +303,8 @@ def test_links_drop_and_workers_die_among_copies(here: tuple[FakeShim, FakeWorke
     second.big, second.varies = worker.big, True
     second.share()
     pool.sessions["heat"] = second
-    copies(shim, 30)
+    while second.named <= 10:  # it maps the memory meanwhile
+        copies(shim, 30)
     check_copies(shim, second)
     assert agent.statistics()["heat"]["divergences"] == 0
     assert second.named > 10 and second.in_area > 10
@@ -290,11 +318,12 @@ def test_a_payload_is_held_also_where_its_link_breaks_at_once(here: tuple[FakeSh
     broken: list[int] = []
     held: list[int] = []
 
-    def breaking(exchange: library.Exchange) -> None:
-        run(exchange)
-        if exchange.given.placed_count and not broken:
-            broken.append(exchange.given.placed[0].seq)
-            raise LinkError("the connection broke while sending")
+    def breaking(exchange: library.Exchange) -> Iterator[library.Given]:
+        for part in run(exchange):
+            yield part
+            if part.placed_count and not broken:
+                broken.append(part.placed[0].seq)
+                raise LinkError("the connection broke while sending")
 
     def noting(bulk: SameHost, seq: int, index: int, length: int) -> None:
         held.append(seq)
@@ -302,9 +331,11 @@ def test_a_payload_is_held_also_where_its_link_breaks_at_once(here: tuple[FakeSh
 
     monkeypatch.setattr(library.Exchange, "run", breaking)
     monkeypatch.setattr(SameHost, "named", noting)
-    copies(shim, 30)
+    while not broken:
+        copies(shim, 10)
+    copies(shim, 10)
     check_copies(shim, worker)
-    assert broken and broken[0] in held and worker.attached == 2
+    assert broken[0] in held and worker.attached == 2
 
 
 def test_another_answer_in_shared_memory_diverges(here: tuple[FakeShim, FakeWorker], pool: FakePool, agent: Agent

@@ -24,10 +24,12 @@ constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, eit
 // the same few segments, whose memory has been touched before. The first are short, so that the transfer starts early;
 // the size grows with the bytes published.
 constexpr std::uint64_t FIRST_UPLOAD = 256ull << 10, UPLOAD_PIECE = 4ull << 20;
+constexpr std::uint64_t SHORT_UPLOAD = 1ull << 20;  // up to which all are short: the last one's time is waited for
 constexpr unsigned SEALED_UPLOADS = 4;
 
 std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
-  const std::uint64_t piece = std::clamp(done, FIRST_UPLOAD, UPLOAD_PIECE), left = total - done;
+  const std::uint64_t left = total - done;
+  const std::uint64_t piece = total <= SHORT_UPLOAD ? FIRST_UPLOAD : std::clamp(done, FIRST_UPLOAD, UPLOAD_PIECE);
   return left <= piece + FIRST_UPLOAD / 2 ? left : piece;
 }
 

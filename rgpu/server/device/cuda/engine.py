@@ -24,7 +24,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 13
+VERSION = 14
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for data to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for data from it
 WATERMARK_SIZE = 1 << 16
@@ -96,7 +96,7 @@ def _library() -> ctypes.CDLL:
         "launched": (i, e, q, POINTER(q), POINTER(c_uint32)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),
-        "take_here": (None, e, POINTER(_Out), q, i), "look": (i, q, i), "take_callback": (None, e, POINTER(_Out), q),
+        "take_here": (None, e, POINTER(_Out), q, i, i), "look": (i, q, i), "take_callback": (None, e, POINTER(_Out), q),
         "release": (None, e, p), "wake": (None, e), "retained": (z, e, p, z), "retained_answer": (p, e, q),
         "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
         "area": (i, e, POINTER(p), POINTER(z)), "share_area": (None, e, i), "pin": (i, e, p, z),
@@ -308,7 +308,7 @@ class Engine:
 
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         """Take the next piece of an answer for a client on this host, or wait ``seconds``; wakes by ``fd``."""
-        self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd)
+        self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd, 0)
         return _piece(self._here)
 
     def taken_here(self) -> Piece | None:

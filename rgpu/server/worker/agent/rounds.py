@@ -7,21 +7,26 @@ ordinary; what it leaves, the link's thread does.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 from collections.abc import Callable
 
 from rgpu.link.data.frames import SealedConnection
 from rgpu.link.data.published import Clocks
+from rgpu.link.messages.data import ISSUED, PING
 from rgpu.server.fast_path import FastPath
 from rgpu.server.worker.agent.answer_sender import LOOK, SPIN, AnswerSender
 from rgpu.server.worker.agent.module_stream import ModuleStream
 from rgpu.server.worker.agent.same_host import DeviceArea, Door
 from rgpu.server.worker.apply.ordering import LATE, SLOW
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from rgpu.server.worker.exchange.library import ANSWER, FED, MARK, REST, Exchange
+from rgpu.server.worker.exchange.library import ANSWER, FED, LEFT, MARK, REST, Exchange
 
-PENDING = 64 * 1024  #: bytes received and not opened that a run takes over, at most (``kBuffer`` in channel.hpp)
-SKIPPED = 16  #: messages that the link's thread receives by itself after a run that did nothing
+PENDING = 512 * 1024  #: bytes received and not opened that a run takes over, at most (``kBuffer`` in channel.hpp)
+BUSY_MS = 5  #: between two attempts to pin memory while the device works
+SKIPPED = 16  #: messages that the link's thread receives by itself behind runs that did nothing, at most
+_SELDOM = frozenset({PING, ISSUED})  #: messages between those for here
 
 
 class Rounds:
@@ -39,8 +44,10 @@ class Rounds:
         self._stream, self._clocks, self._exchange, self._busy = stream, clocks, exchange, busy
         self._poller = select.poll()
         self._poller.register(exchange.socket, select.POLLIN)
+        if door is not None:
+            self._poller.register(door.host.news, select.POLLIN)
         self._answered = False
-        self._skip = 0
+        self._skip = self._useless = 0
         given = exchange.given
         given.late, given.spin, given.patience = int(LATE * 1e9), int(LOOK * 1e9), int(SPIN * 1e9)
 
@@ -51,13 +58,15 @@ class Rounds:
         """
         if self._skip:
             self._skip -= 1
+            if not self._busy() and not self._stream.waiting and not self._connection.opener.pending:
+                self._wait()
             return False
         if not self._possible():
             return False
         if not self._connection.opener.pending:
             if self._answered and LOOK:
                 self._fast.look(LOOK, self._exchange.socket)
-            self._poller.poll()
+            self._wait()
             if not self._possible():
                 return False
         self._runtime.look()
@@ -67,13 +76,27 @@ class Rounds:
         if given.why & ANSWER and (piece := self._fast.taken_here()) is not None:
             self._sender.send_taken(self._fast, piece)
         done = bool(given.why & FED or given.issued)
-        if not done and given.why:
-            self._skip = SKIPPED
+        if given.why & LEFT:  # the link's thread receives that message, and more of them where none is for here
+            self._useless = 0 if done or given.left in _SELDOM else min(2 * self._useless + 1, SKIPPED)
+            self._skip = max(1, self._useless)
         return done
+
+    def _wait(self) -> None:
+        """Wait for messages. Meanwhile the agent's memory is pinned, so that no copy from there has to wait for it."""
+        host, busy = None if self._door is None else self._door.host, False
+        while True:
+            unpinned = host is not None and host.unpinned
+            ready = self._poller.poll(None if not unpinned else BUSY_MS if busy else 0)
+            if any(fd == self._exchange.socket for fd, _ in ready):
+                return
+            if host is not None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(host.news)
+                busy = unpinned and not host.pin_ahead()
 
     def answered(self) -> None:
         """Note that the caller has answered a call: the program's next will likely follow."""
-        self._answered, self._skip = True, 0
+        self._answered, self._skip, self._useless = True, 0, 0
 
     def close(self) -> None:
         """Free the native end."""

@@ -15,8 +15,10 @@
 namespace rgpu {
 namespace {
 
-constexpr uint64_t kBooks = 2'000'000;  // ns that a run goes on, at most
+constexpr uint64_t kBooks = 10'000'000;  // ns that a run goes on, at most, …
+constexpr uint64_t kMarks = 2'000'000;   // … and without an answer, whose watermark tells the program what is complete
 constexpr uint64_t kGap = 20'000'000;   // ns without a look, from which on this process did not run
+constexpr size_t kLongest = (1u << 20) + (1u << 18);  // bytes of an answer's frames, and its watermark's, at most
 
 uint64_t now_ns() {
     timespec now;
@@ -52,12 +54,12 @@ Exchange::Did Exchange::feed(Given &given, const Message &message) {
     if (message.size <= sizeof offset) return Did::left;
     std::memcpy(&offset, message.body, sizeof offset);
     if (now_ns() - looked_ > kGap) return Did::left;  // this process did not run: calls may have piled up
+    const uint8_t *data = message.body + sizeof offset;  // the channel's memory, until the next message is looked for
     const size_t size = message.size - sizeof offset;
-    std::memcpy(records_.data(), message.body + sizeof offset, size);
-    if (offset != given.stream || !calls.prompt(calls.engine, records_.data(), size, nullptr, 0)) return Did::left;
+    if (offset != given.stream || !calls.prompt(calls.engine, data, size, nullptr, 0)) return Did::left;
     channel.take();
     given.stream += size;
-    if (!fed(given, records_.data(), size)) return Did::ended;
+    if (!fed(given, data, size)) return Did::ended;
     return answers(given);
 }
 
@@ -73,13 +75,13 @@ Exchange::Did Exchange::feed_placed(Given &given, const Message &message) {
         place.length > found->size - place.offset)
         return Did::left;
     const uint8_t *payload = found->data + place.offset;
+    const uint8_t *data = message.body + sizeof place;
     const size_t size = message.size - sizeof place;
-    std::memcpy(records_.data(), message.body + sizeof place, size);
-    if (place.stream != given.stream || !calls.prompt(calls.engine, records_.data(), size, payload, place.length))
+    if (place.stream != given.stream || !calls.prompt(calls.engine, data, size, payload, place.length))
         return Did::left;
     channel.take();
     given.stream += size + place.length;
-    if (!fed(given, records_.data(), size)) {
+    if (!fed(given, data, size)) {
         given.behind = payload;
         given.behind_size = place.length;
         return Did::ended;
@@ -101,22 +103,28 @@ bool Exchange::fed(Given &given, const uint8_t *data, size_t size) {
     return false;
 }
 
-// A copy to pinned memory that nobody awaits is answered, and then the synchronisation behind it.
+// A copy to pinned memory that nobody awaits is answered, and then the synchronisation behind it: mostly both are
+// complete at once, and leave together.
 Exchange::Did Exchange::answers(Given &given) {
     Did did = Did::something;
     for (uint32_t left = given.step->awaiting; left && did == Did::something; --left) did = answer(given);
-    return did;
+    channel.flush(given.socket);
+    return did == Did::something && channel.unsent() ? Did::ended : did;
 }
 
 // The program waits for it, and mostly has sent nothing behind the call.
 Exchange::Did Exchange::answer(Given &given) {
     const EngineCalls &calls = given.calls;
     Out &out = *given.out;
-    Message message;
-    if (channel.next(message) != Found::nothing) return Did::ended;  // calls of other threads, then
-    calls.take_here(calls.engine, &out, given.patience, given.socket);
+    if (channel.whole()) return Did::ended;  // calls of other threads, then
+    if (channel.room() < kLongest) return Did::ended;
+    calls.take_here(calls.engine, &out, 0, given.socket, 1);
+    if (out.took != static_cast<int>(Took::answer)) {
+        channel.flush(given.socket);
+        calls.take_here(calls.engine, &out, given.patience, given.socket, 1);
+    }
     if (out.took != static_cast<int>(Took::answer)) return Did::ended;
-    if (out.result || out.index || out.more || calls.error(calls.engine)) {
+    if (out.result || out.index || calls.error(calls.engine)) {
         given.why |= kAnswer;
         return Did::ended;
     }
@@ -133,35 +141,57 @@ Exchange::Did Exchange::answer(Given &given) {
         store(given.complete, mark.done);
         channel.put(data_link::kWatermark, {{mark_.data(), size}});
     }
-    const bool sealed = put(given, out);
-    channel.flush(given.socket);
-    if (!sealed) {
+    if (!put_pieces(given)) {
         given.why |= kAnswer;
         return Did::ended;
     }
-    calls.release(calls.engine, out.answer);
     ++given.answered;
-    return channel.unsent() ? Did::ended : Did::something;
+    return Did::something;
 }
 
-// False: it is neither short nor in the area, and is left to the Python side.
+// Puts the answer that begins with `out`, all of whose pieces are there.
+bool Exchange::put_pieces(Given &given) {
+    const EngineCalls &calls = given.calls;
+    Out &out = *given.out;
+    for (;;) {
+        if (!put(given, out)) return false;
+        calls.release(calls.engine, out.answer);
+        if (!out.more) return true;
+        channel.flush(given.socket);
+        calls.take_here(calls.engine, &out, 0, -1, 1);
+        if (out.took != static_cast<int>(Took::answer)) return true;  // the connection is being closed
+    }
+}
+
+// False: it cannot be sealed.
 bool Exchange::put(const Given &given, const Out &out) {
     const data_link::AnswerHead head{out.seq, 0, 0, 0};
     if (given.area && out.size >= given.smallest && out.seq > given.published && out.data >= given.area) {
         const auto offset = static_cast<uint64_t>(out.data - given.area);
-        const data_link::PieceAt piece{0, given.area_number, offset, out.size};
+        const data_link::PieceAt piece{out.more, given.area_number, offset, out.size};
+        const size_t begin = out.index ? 0 : sizeof head;
         if (offset <= given.area_size && out.size <= given.area_size - offset)
-            return channel.put(data_link::kAnswerAt, {{&piece, sizeof piece}, {&head, sizeof head}});
+            return channel.put(data_link::kAnswerAt, {{&piece, sizeof piece}, {&head, begin}});
     }
-    const uint8_t more = 0;
-    return channel.put(data_link::kAnswer, {{&more, 1}, {&head, sizeof head}, {out.data, out.size}});
+    uint64_t at = 0;
+    do {
+        const uint64_t size = std::min<uint64_t>(out.size - at, kChunk);
+        const uint8_t more = out.more || at + size < out.size;
+        const size_t begin = at || out.index ? 0 : sizeof head;
+        if (!channel.put(data_link::kAnswer, {{&more, 1}, {&head, begin}, {out.data + at, size}})) return false;
+        at += size;
+        if (at < out.size) channel.flush(given.socket);
+    } while (at < out.size);
+    return true;
 }
 
 Exchange::Did Exchange::handle(Given &given) {
     Message message;
     const Found found = channel.next(message);
     if (found == Found::nothing) return Did::nothing;
+    given.left = 0;
     if (found == Found::foreign) return Did::left;
+    given.left = message.kind;
     if (message.kind == data_link::kCalls) return feed(given, message);
     if (message.kind == data_link::kCallsAt) return feed_placed(given, message);
     if (message.kind != data_link::kIssued || !issued(given, message)) return Did::left;
@@ -189,6 +219,7 @@ void Exchange::run(Given &given) {
     given.issued = 0;
     given.slow = given.answered = given.behind_size = 0;
     const uint64_t begun = looked_ = now_ns();
+    uint64_t marked = begun, answered = 0;
     for (;;) {
         const Did did = handle(given);
         if (did == Did::ended) break;
@@ -196,7 +227,15 @@ void Exchange::run(Given &given) {
             given.why |= kLeft;
             break;
         }
-        if (did == Did::nothing && (now_ns() - begun > kBooks || !more(given, now_ns() + given.spin))) break;
+        if (did == Did::nothing) {
+            const uint64_t now = now_ns();
+            if (now - begun > kBooks || (now - marked > kMarks)) break;
+            if (!more(given, now + given.spin)) break;
+        }
+        if (given.answered > answered) {
+            answered = given.answered;
+            marked = now_ns();
+        }
     }
     channel.end(given.channel);
 }
@@ -206,7 +245,7 @@ void Exchange::run(Given &given) {
 #define RGPU_API extern "C" __attribute__((visibility("default")))
 
 // To be raised when the layout of Given or the functions below change.
-RGPU_API int rgw_version() { return 2; }
+RGPU_API int rgw_version() { return 3; }
 
 // Null where the system has no libcrypto.
 RGPU_API rgpu::Exchange *rgw_open(const uint8_t *send_key, const uint8_t *send_data, size_t send_size,

@@ -1,5 +1,5 @@
-// The round trip of an awaited call in a worker, without the interpreter: short messages with calls are opened and fed
-// to the device's engine, and the answer that the program waits for is sent, with the watermark ahead of it. The Python
+// The round trip of an awaited call in a worker, without the interpreter: messages with calls are opened and fed to the
+// device's engine, and the answer that the program waits for is sent, with the watermark ahead of it. The Python
 // side (rgpu/server/worker/agent/rounds.py) decides when this may run, holds the locks of what is sent meanwhile, and
 // keeps the books afterwards. Whatever is not short, not in order, late, or might wait for the device is left to it.
 #pragma once
@@ -19,7 +19,7 @@ struct EngineCalls {
     void *engine;
     int (*prompt)(void *, const uint8_t *, size_t, const uint8_t *, size_t);
     void (*feed)(void *, const uint8_t *, size_t, Step *);
-    void (*take_here)(void *, Out *, uint64_t, int);
+    void (*take_here)(void *, Out *, uint64_t, int, int);
     size_t (*watermark)(void *, uint8_t *, size_t, int, int);
     void (*release)(void *, void *);
     int (*error)(void *);
@@ -79,6 +79,8 @@ struct Given {  // mirrored in library.py
     uint64_t mark_size;
     const uint8_t *behind;  // with kRest: a payload in a window that continues the stream
     uint64_t behind_size;
+    uint32_t left;  // with kLeft: the kind of that message; 0: it was not opened
+    uint32_t zeros;
 };
 
 class Exchange {
@@ -96,10 +98,11 @@ class Exchange {
     Did answers(Given &given);
     Did answer(Given &given);
     bool put(const Given &given, const Out &out);
+    bool put_pieces(Given &given);
     bool more(Given &given, uint64_t until);
 
     uint64_t looked_ = 0;  // ns, when this process ran for certain
-    std::vector<uint8_t> records_ = std::vector<uint8_t>(kShort), mark_ = std::vector<uint8_t>(kShort - 64);
+    std::vector<uint8_t> mark_ = std::vector<uint8_t>(kRecords - 64);
 };
 
 }  // namespace rgpu

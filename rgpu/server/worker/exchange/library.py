@@ -17,7 +17,7 @@ from rgpu.link.data.frames import SealedConnection
 from rgpu.link.local.shared import SMALLEST
 
 LIBRARY = "librgpu_worker_exchange.so"
-VERSION = 2
+VERSION = 3
 LEFT, FED, REST, ANSWER, MARK = 1, 2, 4, 8, 16  #: why a run ended (``Why`` in exchange.hpp)
 
 
@@ -41,7 +41,7 @@ class Given(ctypes.Structure):
                 ("area_number", c_uint32), ("zero", c_uint32), ("why", c_uint32), ("issued", c_int32),
                 ("arrived", c_uint64), ("slow", c_uint64), ("answered", c_uint64), ("ahead", c_int64),
                 ("rest", c_void_p), ("rest_size", c_uint64), ("mark", c_void_p), ("mark_size", c_uint64),
-                ("behind", c_void_p), ("behind_size", c_uint64)]
+                ("behind", c_void_p), ("behind_size", c_uint64), ("left", c_uint32), ("zeros", c_uint32)]
 
 
 def path() -> Path:

@@ -10,7 +10,7 @@
 using rgpu::Engine;
 
 // To be raised when the layouts of Step and Out or the functions below change.
-RGPU_API int rge_version() { return 13; }
+RGPU_API int rge_version() { return 14; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -134,7 +134,9 @@ RGPU_API void rge_broken(Engine *e, int result) { e->set_broken(result); }
 RGPU_API void rge_attach(Engine *e) { e->attach(); }
 RGPU_API void rge_detach(Engine *e) { e->detach(); }
 RGPU_API void rge_take(Engine *e, rgpu::Out *out, uint64_t ns) { e->take(*out, ns); }
-RGPU_API void rge_take_here(Engine *e, rgpu::Out *out, uint64_t ns, int fd) { e->take_here(*out, ns, fd); }
+RGPU_API void rge_take_here(Engine *e, rgpu::Out *out, uint64_t ns, int fd, int several) {
+    e->take_here(*out, ns, fd, several != 0);
+}
 RGPU_API int rge_look(uint64_t ns, int fd) { return Engine::look(ns, fd); }
 RGPU_API void rge_take_callback(Engine *e, rgpu::Out *out, uint64_t ns) { e->take_callback(*out, ns); }
 RGPU_API void rge_release(Engine *e, rgpu::Answer *answer) { e->release(answer); }

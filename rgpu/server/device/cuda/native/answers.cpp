@@ -60,7 +60,7 @@ void Engine::queue_piece(Answer *answer, uint32_t index) {
     if (!attached_) return;
     ++answer->references;
     queue_.emplace_back(answer, index);
-    if (!here_ || answer->pieces.size() > 1) out_.notify_one();
+    if (!here_) out_.notify_one();
 }
 
 // All of its waits are over, or it failed.
@@ -156,6 +156,7 @@ void Engine::forget_queue() {
     for (auto &[answer, index] : old) drop(answer);
     for (Answer *answer : std::exchange(times_queue_, {})) drop(answer);
     if (leaving_now_) drop(std::exchange(leaving_now_, nullptr));
+    leaving_here_ = false;
 }
 
 void Engine::fill(Out &out, Answer *answer, uint32_t index) {
@@ -199,7 +200,8 @@ void Engine::take(Out &out, uint64_t timeout_ns) {
             out.took = static_cast<int>(Took::woken);
             return;
         }
-        if (pop(out)) return;
+        // What the applying thread waits for, or has begun to take, is its own.
+        if (!here_ && !leaving_here_ && pop(out)) return;
         if (!times_queue_.empty() && !leaving_now_) {
             out.took = static_cast<int>(Took::times);
             return;
@@ -220,7 +222,17 @@ void Engine::take(Out &out, uint64_t timeout_ns) {
     }
 }
 
-void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
+// Whether the oldest answer can be taken by the applying thread: of several pieces only where that is wanted, they are
+// few, and all of them are there.
+bool Engine::may_take_here(bool several) const {
+    if (leaving_now_) return leaving_here_;
+    if (queue_.empty()) return false;
+    const Answer &answer = *queue_.front().first;
+    const size_t pieces = answer.pieces.size();
+    return pieces <= 1 || (several && pieces <= kFewPieces && answer.arrived == pieces);
+}
+
+void Engine::take_here(Out &out, uint64_t spin_ns, int fd, bool several) {
     use();
     out = Out{};
     const uint64_t end = now_ns() + spin_ns;
@@ -228,12 +240,12 @@ void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
     here_ = true;
     for (unsigned turn = 1;; ++turn) {
         collect();
-        // Pieces of one answer are sent in order: the sender takes answers of more than one piece.
-        if (!leaving_now_ && !queue_.empty() && queue_.front().first->pieces.size() <= 1) {
-            pop(out);
+        if (may_take_here(several) && pop(out)) {
+            leaving_here_ = out.more;
             break;
         }
-        if (!awaiting_ || !queue_.empty() || interrupts_.load() || stopped_) break;
+        const bool arriving = several && !queue_.empty() && queue_.front().first->pieces.size() <= kFewPieces;
+        if ((!awaiting_ && !arriving) || (!queue_.empty() && !arriving) || interrupts_.load() || stopped_) break;
         lock.unlock();
         pollfd readable{fd, POLLIN, 0};
         const bool more = turn % 4 == 0 && fd >= 0 && ::poll(&readable, 1, 0) > 0;

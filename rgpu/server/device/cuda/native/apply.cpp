@@ -142,8 +142,9 @@ CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr sour
         width *= height;
         height = 1;
     }
-    const bool soon = width * height <= kShort && !area_shared_.load(std::memory_order_relaxed);
-    const uint64_t piece = soon ? kShortPiece : width * height <= kLong ? kPiece : kLongPiece;
+    const bool shared = area_shared_.load(std::memory_order_relaxed), soon = width * height <= kShort && !shared;
+    const uint64_t longest = shared ? 2 * kLongPiece : kLongPiece;  // those that are not sent cost the same at any length
+    const uint64_t piece = soon ? kShortPiece : width * height <= kLong ? kPiece : longest;
     // Whole rows, or one row in parts.
     const uint64_t rows = height == 1 ? 1 : std::clamp<uint64_t>(piece / width, 1, height);
     const uint64_t parts = (width + piece - 1) / piece;

@@ -72,8 +72,9 @@ class Engine {
 
     // -- records (feed.cpp) ----------------------------------------------------
     void feed(const uint8_t *data, size_t size, Step &step);
-    // Whether these bytes are a few whole records, the next ones, that feed() applies at once: without waiting for the
-    // device, and without handing any back. `payload`: the last one's, whole, which lies elsewhere; null: none has one.
+    // Whether these bytes are a few records, the next ones, that feed() applies at once: without waiting for the device,
+    // and without handing any back. They may begin within a payload of `memcpy_h2d`, and end within another. `payload`:
+    // the last record's, whole, which lies elsewhere; null: none does.
     bool prompt(const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size);
     bool interrupted() const { return interrupts_.load(std::memory_order_acquire) != 0; }
     void passed(uint64_t seq);        // the caller applied the record that feed() returned
@@ -136,7 +137,9 @@ class Engine {
     void detach();
     void take(Out &out, uint64_t timeout_ns);             // the sender's
     static bool look(uint64_t spin_ns, int fd);           // whether `fd` became readable; spins instead of sleeping
-    void take_here(Out &out, uint64_t spin_ns, int fd);   // the applying thread's: it polls for completion itself
+    // The applying thread's: it polls for completion itself. `several`: also answers of a few pieces; when the first is
+    // taken, the others are there, and no other thread may take any.
+    void take_here(Out &out, uint64_t spin_ns, int fd, bool several);
     void take_callback(Out &out, uint64_t timeout_ns);
     void release(Answer *answer);
     void wake();
@@ -205,6 +208,7 @@ class Engine {
     // inflow.cpp
     bool open_inflow(const RecordView &view, Bad &bad);
     size_t inflow(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, Bad &bad);
+    bool room_for(size_t slots);
     bool stage(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, size_t &used);
     void hold(Frame *frame);
     void submit_slot();
@@ -245,6 +249,7 @@ class Engine {
     void forget_answer(uint64_t seq);
     void answer_now(uint64_t seq, CUresult result, bool callback);
     bool pop(Out &out);
+    bool may_take_here(bool several) const;
     void forget_queue();
     void fill(Out &out, Answer *answer, uint32_t index);
 
@@ -345,6 +350,7 @@ class Engine {
     std::map<uint64_t, Answer *> retained_;
     std::deque<std::pair<Answer *, uint32_t>> queue_;
     Answer *leaving_now_ = nullptr;  // some of its pieces were taken, not all
+    bool leaving_here_ = false;      // by the applying thread
     std::deque<Answer *> callbacks_;
     size_t awaiting_ = 0;
     bool attached_ = false, woken_ = false, progress_ = false, stopped_ = false;

@@ -16,6 +16,7 @@ namespace rgpu {
 inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payload
 inline constexpr size_t kLongPiece = 2u << 20, kLong = 32u << 20;  // and of one beyond kLong bytes: fewer of them
 inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: to arrive soon
+inline constexpr size_t kFewPieces = 4;  // of an answer that the applying thread may take itself
 inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
 // Each GPU of the session has a legacy stream, numbered as the session numbers the GPU.
 inline constexpr bool is_legacy(uint64_t stream) { return stream < wire::kFirstHandle; }

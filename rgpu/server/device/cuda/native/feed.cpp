@@ -157,23 +157,35 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
 }
 
 bool Engine::prompt(const uint8_t *data, size_t size, const uint8_t *payload, size_t payload_size) {
-    if (!gathered_.empty() || inflow_.open || pass_all_ || ordered_.load(std::memory_order_acquire) || interrupted())
-        return false;
+    if (!gathered_.empty() || pass_all_ || ordered_.load(std::memory_order_acquire) || interrupted()) return false;
     if (!put_off_.empty()) return false;
-    if (payload_size && !size) return false;
+    if (payload_size && (!size || inflow_.open)) return false;
+    size_t at = 0, slots = 0;  // slots: to be taken from the ring
+    uint64_t next = applied() + 1;
+    if (inflow_.open) {
+        if (inflow_.skip || inflow_.height != 1) return false;
+        const uint64_t left = inflow_.left + inflow_.padding;
+        at = std::min<uint64_t>(left, size);
+        slots += !inflow_.slot.data;
+        next = inflow_.seq + 1;
+    }
     size_t count = 0;
-    for (size_t at = 0; at < size; ++count) {
+    for (; at < size; ++count) {
         RecordHeader header;
         if (size - at < sizeof header) return false;
         std::memcpy(&header, data + at, sizeof header);
         const size_t whole = sizeof header + padded(header.args_len);
         if (header.magic != wire::kRecordMagic || header.args_len > size || whole > size - at ||
-            header.seq != applied() + 1 + count || !wire::hot(header.call))
+            header.seq != next + count || !wire::hot(header.call))
             return false;
-        const bool last = payload_size && whole == size - at;
-        if (header.payload_len != (last ? payload_size : 0)) return false;
-        if (last && (header.call != wire::MemcpyH2d::id || payload_size % 8 || !pinned(payload, payload_size)))
+        const bool elsewhere = payload_size && whole == size - at;
+        if (elsewhere && (header.call != wire::MemcpyH2d::id || header.payload_len != payload_size ||
+                          payload_size % 8 || !pinned(payload, payload_size)))
             return false;
+        if (header.payload_len && !elsewhere) {
+            if (header.call != wire::MemcpyH2d::id || header.payload_len > kSlotSizes[2]) return false;
+            ++slots;
+        }
         if (header.call == wire::Completed::id) {
             wire::Completed call;
             if (!call.read(data + at + sizeof header, header.args_len) || call.observed > applied() ||
@@ -183,8 +195,16 @@ bool Engine::prompt(const uint8_t *data, size_t size, const uint8_t *payload, si
             if (!complete_locked(call.observed) && !(collect() && complete_locked(call.observed))) return false;
         }
         at += whole;
+        if (!elsewhere) at = std::min<uint64_t>(size, at + padded(header.payload_len));
     }
-    return pending_ + count <= std::min(ahead_, kFew);
+    return room_for(slots) && pending_ + count <= std::min(ahead_, kFew);
+}
+
+// Whether the ring has so many long slots.
+bool Engine::room_for(size_t slots) {
+    if (!slots) return true;
+    std::lock_guard lock(mutex_);
+    return staging_.long_slots() >= slots || (collect() && staging_.long_slots() >= slots);
 }
 
 void Engine::feed(const uint8_t *data, size_t size, Step &step) {

@@ -49,6 +49,7 @@ class Staging {
 
     bool take_slot(size_t wanted, Slot &slot);  // a smaller one than wanted if that is larger than the largest
     void give_slot(const Slot &slot);
+    size_t long_slots() const { return free_[2].size(); }  // that are free
     Frame *take_frame();
     void hold(Frame *frame) { ++frame->references; }
     void give_frame(Frame *frame);

@@ -31,10 +31,10 @@ WORDS = struct.Struct("<4I")
 
 
 class Counted:
-    """The runs in compiled code: answers that they sent, most in one, and the reasons why they ended."""
+    """The runs in compiled code: answers that they sent, most in one, the reasons why they ended, bytes of calls."""
 
     def __init__(self) -> None:
-        self.answered, self.why, self.most = 0, 0, 0
+        self.answered, self.why, self.most, self.bytes = 0, 0, 0, 0
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     counts, run = Counted(), library.Exchange.run
 
     def counting(exchange: library.Exchange) -> None:
+        before = exchange.given.stream
         run(exchange)
+        counts.bytes += exchange.given.stream - before
         counts.answered += exchange.given.answered
         counts.why |= exchange.given.why
         counts.most = max(counts.most, exchange.given.answered)
@@ -106,6 +108,62 @@ def test_a_copy_that_nobody_awaits_and_the_synchronisation_behind_it(program: Pr
     assert counted.most >= 2, "no run answered both"
 
 
+LONGEST = 1 << 20  #: bytes of a payload in frames, and of an answer, that compiled code handles
+
+
+def there_and_back(program: Program, data: bytes, cut: int) -> None:
+    """A payload in frames of ``cut`` bytes, awaited, and read again: an answer of several pieces, each in frames."""
+    journal, agent = program.journal, program.agent
+    calls = journal("completed", observed=journal.seq) + journal.write(data, BASE + 4096)
+    agent.send(calls + journal("stream_synchronize", stream=18), cut)
+    assert agent.answer(journal.seq) == (0, 0, b"")
+    agent.send(journal("completed", observed=journal.seq) + journal.read(len(data), BASE + 4096))
+    assert agent.answer(journal.seq) == (0, 0, data)
+
+
+def test_long_payloads_and_answers_in_frames(program: Program, counted: Counted) -> None:
+    """Frames that end anywhere: within headers, arguments, payloads and their padding, too."""
+    chance, sent = random.Random(8), 0
+    for number in range(120):
+        if number % 20 == 0:
+            program.issue()
+        data = chance.randbytes(chance.choice([chance.randrange(1, 1 << 17), chance.randrange(1 << 17, LONGEST + 1)]))
+        there_and_back(program, data, chance.choice([128 << 10, 100_000, 8192 + number, 3 << 20]))
+        sent += len(data)
+    assert counted.bytes > sent * 0.2 and counted.answered > 30
+    assert program.runtime.applied == program.journal.seq
+    program.agent.watermark(program.journal.seq)
+
+
+def test_pauses_within_payloads_in_frames(program: Program, counted: Counted) -> None:
+    over = threading.Event()
+
+    def pause() -> None:
+        while not over.is_set():
+            program.runtime.boundary.pause()
+            program.runtime.boundary.resume()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        for number in range(60):
+            there_and_back(program, os.urandom(200_000 + number), 64 << 10)
+    finally:
+        over.set()
+        thread.join()
+    assert counted.bytes and counted.answered
+
+
+def test_a_damaged_payload_in_frames_ends_the_link(program: Program) -> None:
+    there_and_back(program, os.urandom(LONGEST), 128 << 10)
+    record = bytearray(program.journal.write(os.urandom(LONGEST), BASE + 4096))
+    record[-70_000] ^= 1
+    program.agent.send(record, 128 << 10)
+    eventually(lambda: program.link._sender.closed)
+    assert program.runtime.applied == program.journal.seq - 1
+
+
 class Shared(Program):
     """The same on the worker's host: payloads and answers of 64 KiB and more lie in shared memory."""
 
@@ -156,7 +214,7 @@ def placed(device: Any, journal: Journal) -> Iterator[Shared]:
 
 def test_payloads_and_answers_in_shared_memory(placed: Shared, counted: Counted,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has the first payload, for which it pins the memory, and those of a busy moment; others not."""
+    """Python has those of a busy moment, and the first where the memory was not pinned before; others not."""
     seen: list[int] = []
     place = Door.place
 
@@ -170,10 +228,23 @@ def test_payloads_and_answers_in_shared_memory(placed: Shared, counted: Counted,
         if number % 20 == 0:
             placed.issue()
         placed.copy(chance.randbytes(8 * chance.randrange(8 << 10, 128 << 10)))
-    assert 0 < len(seen) < 90
+    assert len(seen) < 90
     assert counted.answered > 60 and placed.agent.placed >= 120
     assert placed.runtime.applied == placed.journal.seq
     placed.agent.watermark(placed.journal.seq)
+
+
+def test_memory_is_pinned_before_it_is_needed(placed: Shared) -> None:
+    """As soon as nothing is under way, also where no message comes."""
+    channel, pins = placed.memory.channel, placed.host.pins
+    assert channel is not None
+    eventually(lambda: not placed.host.unpinned)
+    further = FakeSegment(8, 1, 1 << 20)
+    assert channel.send(MEMORY, 8, 1 << 20, fd=further.fd)
+    message = channel.receive()
+    assert message is not None and (message.kind, message.number) == (MAPPED, 8)
+    eventually(lambda: placed.host.pins > pins and not placed.host.unpinned)
+    placed.copy(os.urandom(1 << 20))
 
 
 @pytest.mark.parametrize(("memory", "offset", "length"), [
