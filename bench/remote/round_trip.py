@@ -2,7 +2,7 @@
 """What one awaited copy costs, and whom: processor time and wake-ups of program, agent, worker and daemon.
 
     python bench/remote/round_trip.py [--device cpu|cuda:0] [--calls 3000] [--rounds 5] [--same-host auto|off]
-                                      [--exchange on|off|both] [--bytes 4] [--direction from|to]
+                                      [--exchange on|off|both] [--bytes 4] [--direction from|to|item]
 
 A program copies 4 bytes from the device behind a small memset, again and again (`.item()`), or as many as told, or to
 the device with a wait behind. It prints each call's time, and its kernel's counters (/proc/PID/task/*/schedstat) are
@@ -80,7 +80,8 @@ def main() -> None:
     parser.add_argument("--exchange", default="on", choices=["on", "off", "both"],
                         help="messages passed on in compiled code; both: one after the other")
     parser.add_argument("--bytes", type=int, default=4, help="of one copy, 4 at least")
-    parser.add_argument("--direction", default="from", choices=["from", "to"], help="from the device, or to it")
+    parser.add_argument("--direction", default="from", choices=["from", "to", "item"],
+                        help="from the device, to it, or from it to pinned memory and a wait, as `.item()`")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if options.bytes < 4:
@@ -109,6 +110,7 @@ def measure(options: argparse.Namespace) -> Any:
         pids = pids_of(pool, "trips", int(program.lines[0]))
         found = medians([one_round(pool, Path(folder), number, options.calls, pids)
                          for number in range(options.rounds)])
+        (Path(folder) / "end").touch()
         found["exchanged"] = int(pool.session("trips")["exchanged_calls"] or 0)
         program.process.wait(60)
     return found

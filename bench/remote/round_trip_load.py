@@ -1,11 +1,13 @@
 """Awaited copies behind a memset, or to the device and waited for, in rounds that a file begins each.
 
-usage: round_trip_load.py FOLDER CALLS ROUNDS BYTES from|to. It prints its process id, ``ready``, and after each round
-``us`` with the median time of a call, µs. Round N begins when FOLDER/N is there.
+usage: round_trip_load.py FOLDER CALLS ROUNDS BYTES from|to|item. `item`: from the device to pinned memory, and then a
+wait, as PyTorch's `.item()`. It prints its process id, ``ready``, and after each round
+``us`` with the median time of a call, µs. Round N begins when FOLDER/N is there; it ends with FOLDER/end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import sys
@@ -45,7 +47,21 @@ def call_to(value: int) -> None:
     done(driver.cuCtxSynchronize())
 
 
-call = {"from": call_from, "to": call_to}[direction]
+pinned = done(driver.cuMemAllocHost(max(size, 4096))) if direction == "item" else 0
+place = ctypes.cast(int(pinned), ctypes.POINTER(ctypes.c_uint32)) if pinned else None
+stream = driver.CUstream(0)
+
+
+def call_item(value: int) -> None:
+    """Work, a copy that goes on behind, and a wait for both."""
+    done(driver.cuMemsetD32Async(memory, value, 1024, stream))
+    done(driver.cuMemcpyDtoHAsync(pinned, memory, size, stream))
+    done(driver.cuStreamSynchronize(stream))
+    if place is None or place[0] != value:
+        raise SystemExit(f"round_trip_load: not {value}, which was written")
+
+
+call = {"from": call_from, "to": call_to, "item": call_item}[direction]
 for index in range(200):
     call(index)
 print(os.getpid(), flush=True)
@@ -59,3 +75,5 @@ for number in range(rounds):
         call(index)
         taken.append(time.perf_counter_ns() - began)
     print("us", statistics.median(taken) / 1000, flush=True)
+while not (folder / "end").exists():  # what the processes have used is read before
+    time.sleep(0.01)
