@@ -403,6 +403,7 @@ void Exchange::run(Given &first, Parts *parts) {
             const bool in_area = given->why & kInArea;
             if (Given *next = parts->hand_over(*given)) {
                 if (in_area) summed_ = parts->handed();
+                if (answering_) answering_ = next->expected + (answering_ - given->expected);
                 given = next;
                 put_at_ = given->written;
                 part = now;

@@ -40,6 +40,9 @@ def device() -> Iterator[CudaDevice]:
     driver().fake_reset()
     device = CudaDevice(0)
     yield device
+    for thread in threading.enumerate():  # those of a closed link end by themselves, and use the device until then
+        if thread.name in ("agent-link", "agent-send"):
+            thread.join(1)
     device.close()
     driver().fake_reset()
 

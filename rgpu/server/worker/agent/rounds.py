@@ -73,8 +73,10 @@ class Rounds:
         given = self._exchange.given
         self._run()
         self._answered = given.answered > 0
-        if given.why & ANSWER and (piece := self._fast.taken_here()) is not None:
+        piece = self._fast.taken_here() if given.why & ANSWER else None
+        while piece is not None:  # all of its pieces are there, and no other thread takes them
             self._sender.send_taken(self._fast, piece)
+            piece = self._fast.take_here(0.0, -1) if piece.more else None
         done = bool(given.why & FED or given.issued)
         if given.why & LEFT:  # the link's thread receives that message, and more of them where none is for here
             self._useless = 0 if done or given.left in _SELDOM else min(2 * self._useless + 1, SKIPPED)

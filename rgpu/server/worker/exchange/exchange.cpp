@@ -168,7 +168,7 @@ bool Exchange::put(const Given &given, const Out &out) {
     const data_link::AnswerHead head{out.seq, 0, 0, 0};
     if (given.area && out.size >= given.smallest && out.seq > given.published && out.data >= given.area) {
         const auto offset = static_cast<uint64_t>(out.data - given.area);
-        const data_link::PieceAt piece{out.more, given.area_number, offset, out.size};
+        const data_link::PieceAt piece{static_cast<uint8_t>(out.more != 0), given.area_number, offset, out.size};
         const size_t begin = out.index ? 0 : sizeof head;
         if (offset <= given.area_size && out.size <= given.area_size - offset)
             return channel.put(data_link::kAnswerAt, {{&piece, sizeof piece}, {&head, begin}});

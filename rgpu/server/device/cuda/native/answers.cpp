@@ -228,8 +228,12 @@ bool Engine::may_take_here(bool several) const {
     if (leaving_now_) return leaving_here_;
     if (queue_.empty()) return false;
     const Answer &answer = *queue_.front().first;
-    const size_t pieces = answer.pieces.size();
-    return pieces <= 1 || (several && pieces <= kFewPieces && answer.arrived == pieces);
+    return answer.pieces.size() <= 1 || (several && few_pieces(answer) && answer.arrived == answer.pieces.size());
+}
+
+// A MiB in all, at most.
+bool Engine::few_pieces(const Answer &answer) {
+    return answer.pieces.size() <= kFewPieces && answer.longest <= kShortPiece;
 }
 
 void Engine::take_here(Out &out, uint64_t spin_ns, int fd, bool several) {
@@ -244,7 +248,7 @@ void Engine::take_here(Out &out, uint64_t spin_ns, int fd, bool several) {
             leaving_here_ = out.more;
             break;
         }
-        const bool arriving = several && !queue_.empty() && queue_.front().first->pieces.size() <= kFewPieces;
+        const bool arriving = several && !queue_.empty() && few_pieces(*queue_.front().first);
         if ((!awaiting_ && !arriving) || (!queue_.empty() && !arriving) || interrupts_.load() || stopped_) break;
         lock.unlock();
         pollfd readable{fd, POLLIN, 0};

@@ -250,6 +250,7 @@ class Engine {
     void answer_now(uint64_t seq, CUresult result, bool callback);
     bool pop(Out &out);
     bool may_take_here(bool several) const;
+    static bool few_pieces(const Answer &answer);
     void forget_queue();
     void fill(Out &out, Answer *answer, uint32_t index);
 
