@@ -74,8 +74,7 @@ class Exchanging:
         """Begin with the session's new link."""
         link = self._shipper.link
         if self._ring is not None and self._shipper.effects is None and link is not None and link.protocol >= 2:
-            self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll,
-                                           THREADS)
+            self._exchange = Exchange.open(link, self._page, self._ring, self._eventfd, self._epoll, THREADS)
             self._segment, self._shown = None, (-1, -1)
 
     def detached(self) -> None:
