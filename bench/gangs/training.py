@@ -3,7 +3,7 @@
 
     python bench/gangs/training.py                                two ranks, DDP and FSDP2 of GPT-2, on cuda:0
     python bench/gangs/training.py --ranks 4 --kinds ddp --steps 60
-    python bench/gangs/training.py --kinds copies --no-native     without PyTorch's kernels
+    python bench/gangs/training.py --kinds copies --runs remote   without PyTorch's kernels
 
 Runs: native; remote and undisturbed; remote, rank 1 moved to the other node and back; remote, the worker of the last
 rank killed. Two nodes share the device. Natively the ranks share one GPU by NCCL_HOSTID, over sockets (its sums of more
@@ -138,7 +138,7 @@ def of_kind(pool: LocalPool, kind: str, options: argparse.Namespace) -> dict[str
                                  lambda job: killed(pool, f"{kind}-killed", job, options.steps, options.ranks))}
     rows: dict[str, Any] = {}
     for name, run in runs.items():
-        if name == "native" and not options.native:
+        if name not in options.runs.split(","):
             continue
         try:
             rows[name] = row = run()
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="ddp,fsdp")
     parser.add_argument("--memory", default="16GiB")
     parser.add_argument("--torchrun", default=shutil.which("torchrun") or "torchrun")
-    parser.add_argument("--no-native", dest="native", action="store_false")
+    parser.add_argument("--runs", default="native,remote,moved,killed")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for a run")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     options = parser.parse_args()

@@ -94,10 +94,20 @@ def check_every_kind(session: Session) -> None:
 
 
 def check_waiting_is_no_work(session: Session) -> None:
-    """Have a rank wait for others, and compare the device's time for the session with the time that passes."""
+    """Have a rank wait for others, and a stream for the rank's, by an event of its own or behind another that waits.
+
+    Compare the device's time for the session with the time that passes.
+    """
     session.fill()
     session.group(operation(0, Kind.ALL_REDUCE), operation(1, Kind.ALL_REDUCE))
     eventually(lambda: session.device.communicators()[0]["last"], "its turn has not come")
+    for stream, before, event in ((21, 18, 50), (22, 21, 51)):
+        session("stream_create", stream=stream, context=16, flags=1, priority=0)
+        session("event_create", event=event, context=16, flags=2)
+        session("event_record", event=event, stream=before, flags=0)
+        session("memset", stream=stream, destination=SEND, pitch=64, width=64, height=1, element=1, value=1)
+        session("stream_wait_event", stream=stream, event=event, flags=0)
+        session("memset", stream=stream, destination=SEND, pitch=64, width=64, height=1, element=1, value=2)
     time.sleep(0.1)
     began, worked = time.monotonic(), session.device.busy_seconds()
     time.sleep(0.5)

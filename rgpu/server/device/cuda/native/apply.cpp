@@ -231,8 +231,10 @@ CUresult Engine::wait_event(const wire::StreamWaitEvent &call, uint64_t seq) {
     if (found == events_.end() || !on) return kInvalidHandle;
     boundary(*on);
     const uint64_t worked = on->worked;
+    before_wait(*on);
     if (CUresult result = keep(*on, driver_.stream_wait_event(on->handle, found->second.handle, 0), seq)) return result;
     on->worked = worked;
+    waits(*on, found->second);
     comes_behind(*on, found->second);
     return kSuccess;
 }

@@ -66,64 +66,6 @@ CUresult Engine::keep(Stream &stream, CUresult result, uint64_t seq) {
     return kSuccess;
 }
 
-void Engine::activate(Stream &stream) {
-    if (stream.active) return;
-    stream.active = true;
-    if (active_.empty()) {
-        busy_since_ = now_ns();
-        busy_.notify_one();
-    }
-    active_.push_back(&stream);
-    resting_ += stream.resting;
-    tally();
-}
-
-// Time in which all streams with work wait at gates does not count as the device's.
-void Engine::tally() {
-    const bool works = active_.size() > resting_;
-    if (works == works_) return;
-    works_ = works;
-    const uint64_t now = now_ns();
-    if (works) active_since_ = now;
-    else worked_ns_ += now - active_since_;
-}
-
-// For the thread that opens the gates. It does not take mutex_, whose holder may be inside the driver, waiting for a
-// stream at a gate.
-void Engine::rest(uint64_t number, bool resting) {
-    std::lock_guard lock(rests_mutex_);
-    rests_.emplace_back(number, resting);
-}
-
-// As rest().
-void Engine::returned(uint64_t seq) {
-    std::lock_guard lock(rests_mutex_);
-    returned_.push_back(seq);
-}
-
-// The caller holds mutex_.
-void Engine::take_rests() {
-    {
-        std::lock_guard lock(rests_mutex_);
-        if (rests_.empty() && returned_.empty()) return;
-        rests_.swap(resting_now_);
-        returned_.swap(returned_now_);
-    }
-    for (const uint64_t seq : std::exchange(returned_now_, {})) {
-        functions_.erase(seq);
-        for (Stream *active : active_)
-            std::erase_if(active->functions, [&](const auto &function) { return function.first == seq; });
-    }
-    for (const auto &[number, resting] : resting_now_) {
-        auto found = streams_.find(number);
-        if (found == streams_.end() || found->second->resting == resting) continue;
-        found->second->resting = resting;
-        if (found->second->active) resting_ += resting ? 1 : -1;
-    }
-    resting_now_.clear();
-    tally();
-}
-
 void Engine::submit(Stream &stream, uint64_t seq) {
     stream.worked = ++stream.tick;
     activate(stream);

@@ -121,7 +121,7 @@ class Engine {
     bool wait_complete(uint64_t seq, uint64_t timeout_ns);
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
-    void rest(uint64_t stream, bool resting);  // whether it waits at a gate, while it has work
+    void rest(uint64_t stream, bool resting);  // whether it waits at a gate, while it has work (resting.cpp)
     // After `ahead`: whether more may be submitted to the device; waits up to the timeout.
     bool may_go_on(uint64_t timeout_ns);
     void host_functions(bool open) { host_functions_.store(open, std::memory_order_relaxed); }  // any thread
@@ -221,8 +221,12 @@ class Engine {
     void activate(Stream &stream);
     void mark_stream(Stream &stream);
     void boundary(Stream &stream);
+    // resting.cpp
     void tally();
     void take_rests();
+    void before_wait(Stream &stream);
+    void waits(Stream &stream, const Event &event);
+    bool behind_a_gate(Stream &stream, int chain);
     bool look_at_streams();
     bool collect();
     void reach(Stream &stream, uint64_t tick, CUresult result);
@@ -341,6 +345,7 @@ class Engine {
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
     size_t resting_ = 0;  // of the active streams
+    std::atomic<bool> gates_{false};  // a stream has been at one
     std::mutex rests_mutex_;  // never held while anything else is waited for
     std::vector<std::pair<uint64_t, bool>> rests_, resting_now_;  // calls of `rest` that are not yet counted
     std::vector<uint64_t> returned_, returned_now_;               // the same of `returned`

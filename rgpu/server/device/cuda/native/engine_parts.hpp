@@ -108,6 +108,10 @@ struct Stream {
     std::deque<std::pair<uint64_t, CUevent>> markers;     // by tick
     bool active = false;
     bool resting = false;  // it waits at a gate, so for the host
+    struct Wait {  // at its tick, for an event that was recorded at a tick of another stream
+        uint64_t at, stream, identity, tick;
+    };
+    std::deque<Wait> waits;  // by tick; only in a session with gates
 };
 
 struct Event {
