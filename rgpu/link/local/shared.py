@@ -25,6 +25,7 @@ from typing import Any
 
 from rgpu.link.local.packets import descriptors, shut
 from rgpu.link.messages.memory import MEMORY, PACKET_LAYOUT, PROVE, PROVEN, TOKEN
+from rgpu.link.messages.rank_memory import GPU_MEMORY, PAGE
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, TimedOut
 
 SMALLEST = 64 * 1024  #: bytes; a shorter payload is sent in a frame
@@ -32,7 +33,7 @@ TIMEOUT = 2.0  #: seconds for the agent to connect, and for either proof
 HOST_VARIABLE = "RGPU_HOST_IDENTITY"  #: another name for this host, for tests
 
 _LIMIT = 1024
-_WITH_DESCRIPTOR = frozenset({MEMORY, PROVEN})
+_WITH_DESCRIPTOR = frozenset({MEMORY, PROVEN, PAGE, GPU_MEMORY})
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Identity = tuple[int, int, int]  #: device, inode, size of a memfd: no other has it while one is mapped
 
@@ -153,7 +154,7 @@ def _parse(data: bytes, fds: list[int], flags: int) -> Message:
     if len(data) < PACKET_LAYOUT.size or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) > 1:
         raise Corrupt("a message of the memory channel is malformed", reason="message")
     kind, number, size = PACKET_LAYOUT.unpack_from(data)
-    if fds and kind not in _WITH_DESCRIPTOR or not fds and kind == MEMORY:
+    if fds and kind not in _WITH_DESCRIPTOR or not fds and kind in (MEMORY, PAGE, GPU_MEMORY):
         raise Corrupt(f"a message of type {kind} with {len(fds)} descriptors", reason="descriptors")
     return Message(kind, number, size, data[PACKET_LAYOUT.size:], fds[0] if fds else -1)
 

@@ -15,6 +15,10 @@ VERSION = 1
 MEMORY = 3
 #: The segment is not lent any more.
 DROP = 4
+#: Lends the page of a communicator, to be written as well.
+PAGE = 8
+#: Lends memory of the GPU. Numbers ascend, from 1 on.
+GPU_MEMORY = 9
 
 # asker → answerer
 #: Some views of a segment are not used any more.

@@ -89,3 +89,4 @@ class Borrow(msgspec.Struct):
     """BORROW: Names the memory socket whose ends the daemon gave both, for long contributions."""
 
     number: bytes
+    direct: bool = False  #: the asker maps memory of the GPU, too

@@ -36,7 +36,8 @@ RANKS = Protocol(
                 "bool again = False: its session contributes it again when it begins again at its checkpoint", form=MAP,
                 struct="Never"),
         message(40, "BORROW", TO, "Names the memory socket whose ends the daemon gave both, for long contributions.",
-                "bytes number", form=MAP, struct="Borrow"),
+                "bytes number", "bool direct = False: the asker maps memory of the GPU, too", form=MAP,
+                struct="Borrow"),
         message(41, "PLACED", BACK, "As CONTRIBUTIONS, for data in memory that the asker maps: each row has the "
                 "segment and its bytes where CONTRIBUTIONS has data.", "*AskId", "bytes(*) rows"),
         message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
@@ -50,7 +51,8 @@ RANKS = Protocol(
 _MEMORY_INTRO = """Where one daemon runs both workers, it gives each an end of a socket (SOCK_SEQPACKET). A packet is
 `Packet`, with at most one descriptor; its numbers are those of the memory socket ([data.md](data.md)). The answerer
 lends memory with contributions of its ranks, which PLACED names. Lent memory is written again only when as many views
-of it were released as were named.
+of it were released as were named. To an asker whose BORROW has `direct` it also lends its page of each communicator and
+its GPU's memory for contributions ([format](../developers/objects/direct-collectives.md)), until the socket is closed.
 """
 
 RANK_MEMORY = Protocol(
@@ -59,6 +61,10 @@ RANK_MEMORY = Protocol(
         message(3, "MEMORY", TO, "Lends a segment, read-only.", "u32 number", "u64 size: bytes", "bytes(*) empty",
                 descriptors="memfd"),
         message(4, "DROP", TO, "The segment is not lent any more.", "u32 number", "u64 size: 0", "bytes(*) empty"),
+        message(8, "PAGE", TO, "Lends the page of a communicator, to be written as well.", "u32 number: 0",
+                "u64 size: bytes", "bytes(*) communicator: its digest, 16 bytes", descriptors="memfd"),
+        message(9, "GPU_MEMORY", TO, "Lends memory of the GPU. Numbers ascend, from 1 on.", "u32 number",
+                "u64 size: bytes", "bytes(*) empty", descriptors="of the driver's"),
         message(7, "RELEASED", BACK, "Some views of a segment are not used any more.", "u32 number",
                 "u64 size: views", "bytes(*) empty"),
     ),

@@ -45,6 +45,16 @@ class Group:
         """Return the streams that it is work of, each once."""
         return list(dict.fromkeys(operation.stream for _, operation in self._operations))
 
+    @property
+    def operations(self) -> Sequence[tuple[Communicator, Operation]]:
+        """Return the operations, each with the rank that brings it."""
+        return self._operations
+
+    @property
+    def postings(self) -> list[Posting]:
+        """Return what :meth:`post` made, of one communicator after the other."""
+        return [posting for mine in self._postings.values() for posting in mine]
+
     def extents(self) -> list[tuple[Operation, int, int]]:
         """Return each operation, and the bytes that it reads and that it writes."""
         return [(operation, reads * operation.size, writes * operation.size) for member, operation in self._operations
@@ -103,10 +113,18 @@ class Communicators:
         elif abort:
             member.meeting.abort()
 
+    def of_context(self, context: int) -> list[int]:
+        """Return the communicators' numbers of the ranks that were made in a context."""
+        return [number for number, member in self._members.items() if member.context == context]
+
     def destroy_context(self, context: int) -> None:
         """End the ranks that were made in a context."""
-        for number in [number for number, member in self._members.items() if member.context == context]:
+        for number in self.of_context(context):
             self.destroy(number, True)
+
+    def member(self, number: int) -> Communicator:
+        """Return a rank by its communicator's number. Raises :class:`DeviceError`."""
+        return self._member(number)
 
     def group(self, operations: Sequence[Operation]) -> Group:
         """Return a group of operations. Raises :class:`DeviceError` for what is wrong with any."""

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rgpu.server.collectives.contributions import Key, Log, Unique
+from rgpu.server.collectives.direct_page import Page
 from rgpu.server.collectives.numbers import Array
+
+
+@dataclass(eq=False, slots=True)
+class PeerMemory:
+    """What another session's worker on this node lends for direct collectives. It only grows.
+
+    ``pages``: memory of its pages, by the digest of the communicator; ``segments``: its GPU's memory, number 1 first:
+    a descriptor of the driver's and bytes; ``refresh``: reads what has arrived about it.
+    """
+
+    session: str
+    epoch: int
+    refresh: Callable[[], None] = lambda: None
+    pages: dict[bytes, Array] = field(default_factory=dict)
+    segments: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Direct(Protocol):
+    """The memory that workers of one node share for direct collectives."""
+
+    def page(self, unique: Unique, rank: int) -> Page | None:
+        """Return this session's page of a communicator, made at the first call; None: it cannot be made."""
+
+    def segment(self, fd: int, size: int) -> int:
+        """Lend memory of the GPU to the others, by a descriptor of the driver's; return its number, 0: not lent."""
+
+    def peers(self, unique: Unique, members: Sequence[str], session: str) -> dict[int, PeerMemory]:
+        """Return the memory of the sessions of all other ranks, by rank; none where any is missing."""
+
+    def over(self, peer: PeerMemory) -> bool:
+        """Whether another worker serves that session now."""
+
+    def gone(self, session: str) -> bool:
+        """Whether that session is over."""
+
+    def go_back(self, why: str) -> None:
+        """End this worker, so that its session begins again at its checkpoint."""
 
 
 class Shared(Protocol):
@@ -56,6 +95,10 @@ class Exchange(Protocol):
 
         It is the caller's while anything refers to it. None: nobody would map it.
         """
+
+    @property
+    def direct(self) -> Direct | None:
+        """Return the memory for direct collectives; None: there is none."""
 
     def opened(self, unique: Unique, shared: Shared) -> None:
         """Note that this session has ranks of a communicator: others may ask for what these bring."""

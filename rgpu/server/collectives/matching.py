@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class Posting:
     since: float = field(default_factory=time.monotonic)
     ready: bool = False  #: its turn has come in its stream
     complete: bool = False
+    present: Callable[[], Collection[int]] | None = None  #: the ranks that have come, where no log tells
 
     def figure(self, now: float) -> dict[str, Any]:
         """Return what it is, and since when it is there, in seconds; ``now``: monotonic."""

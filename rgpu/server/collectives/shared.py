@@ -8,7 +8,7 @@ takes part has what this one's rank brought: a program that ends behind it takes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class SharedMeeting:
         for posting in postings:
             key = key_of(posting.rank, posting.operation)
             with self._log.lock:
-                posting.ready, posting.since = True, time.monotonic()
+                posting.ready, posting.since, posting.present = True, time.monotonic(), None
                 self._last[posting.rank] = posting
             self._log.hold(self.unique, key)
             if posting.operation.kind is not Kind.RECEIVE:
@@ -97,6 +97,27 @@ class SharedMeeting:
         finally:
             for posting in left:
                 self._close(posting)
+
+    def begins_direct(self, posting: Posting, present: Callable[[], Collection[int]]) -> None:
+        """Note that an operation takes part, whose data the device exchanges unless :meth:`arrive` follows.
+
+        ``present``: returns the ranks that have come.
+        """
+        with self._log.lock:
+            posting.ready, posting.since, posting.present = True, time.monotonic(), present
+            self._last[posting.rank] = posting
+
+    def ends_direct(self, posting: Posting, seq: int) -> None:
+        """Note that the device has exchanged an operation's data, as call ``seq``: none of it is kept."""
+        self._log.put(self.unique, key_of(posting.rank, posting.operation), {}, seq)
+        with self._log.lock:
+            posting.complete = True
+        self._close(posting)
+
+    def gives_up(self, posting: Posting) -> None:
+        """Note that an operation takes no part any more; nothing where it is complete."""
+        if not posting.complete:
+            self._close(posting)
 
     def end(self, rank: int, abort: bool) -> None:
         """End one rank of this session; what it brought stays for the others. ``abort``: nobody waits here any more."""
@@ -176,6 +197,10 @@ class SharedMeeting:
         op, found = posting.operation, posting.figure(now)
         if posting.complete:
             return found
+        if posting.present is not None:
+            absent = sorted(set(range(self.ranks)) - set(posting.present()))
+            return found | {"missing": absent, "waits_for": sorted({self.members[other] for other in absent}),
+                            "differs": {}}
         here = self._log.get(self.unique, key_of(rank, op))
         missing = [other for other in ([op.peer] if op.kind.paired else range(self.ranks)) if other not in here]
         if op.kind is Kind.SEND:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.support.pools.pool import LocalPool
 
 TRAINING = Path(__file__).parents[1] / "programs" / "ranks.py"
 RANKS, STEPS, SECONDS = 3, 40, 8
+DIRECT = 1 << 17  #: parameters whose gradients ranks of one node exchange directly
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,11 @@ def pool(tmp_path: Path, driver: dict[str, str]) -> Iterator[LocalPool]:
         yield pool
 
 
-def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: LocalPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4096, DIRECT])
+def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: LocalPool, tmp_path: Path, count: int
+                                                                     ) -> None:
     pytest.importorskip("cuda.bindings.driver")
+    pool.environment["COUNT"] = str(count)
     commands = [[sys.executable, "-W", "ignore", TRAINING, tmp_path / "id", rank, RANKS, STEPS, SECONDS,
                  tmp_path / "over"] for rank in range(RANKS)]
     ranks = (f"CUDA_VISIBLE_DEVICES={rank} {shlex.join(map(str, words))} & p{rank}=$!"
@@ -58,6 +63,10 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     os.kill(pool.session("sums.2")["worker_pid"], signal.SIGKILL)
     eventually(lambda: pool.session("sums.2")["epoch"] == 2 and pool.session("sums.2")["state"] == "running",
                pool.logs, 60)
+    if count == DIRECT:  # what the others brought is not kept: they begin again, too
+        eventually(lambda: all(pool.session(f"sums.{rank}")["epoch"] > (2 if rank == 1 else 1) and
+                               pool.session(f"sums.{rank}")["state"] == "running" for rank in range(RANKS)),
+                   pool.logs, 60)
     members = pool.rgpu("describe", "sums")["members"]
     assert len({one["checkpoint"]["cut"] for one in members} - {None}) == 1, members
     assert pool.rgpu("checkpoint", "sums.2")["together"] == ["sums.0", "sums.1", "sums.2"], "after a recovery too"
@@ -65,7 +74,8 @@ def test_ranks_are_checkpointed_moved_and_recovered_while_they_train(pool: Local
     (tmp_path / "over").touch()
     assert program.process.wait(120) == 0, program.errors[-20:]
     program.finish_reading()
-    assert [line for line in program.lines if line.startswith("digest")] == RANKS * [f"digest {expected(STEPS, RANKS)}"]
+    wanted = f"digest {expected(STEPS, RANKS, count)}"
+    assert [line for line in program.lines if line.startswith("digest")] == RANKS * [wanted]
 
 
 def test_one_that_was_just_recovered_is_waited_for_by_a_checkpoint(pool: LocalPool) -> None:
@@ -90,3 +100,19 @@ def test_one_that_was_just_recovered_is_waited_for_by_a_checkpoint(pool: LocalPo
     assert done["together"] == ["train-0", "train-1"] and pool.session("train-1")["attached"]
     released(pool, "train").touch()
     assert {program.finish() for program in programs} == {expected(steps, 2)}, pool.logs()
+
+
+@pytest.mark.parametrize("delay", ["0", "200"])
+def test_long_collectives_queued_far_ahead(pool: LocalPool, tmp_path: Path, delay: str) -> None:
+    """The host decides how each is exchanged long before, or after, the device comes to it."""
+    pytest.importorskip("cuda.bindings.driver")
+    pool.environment |= {"RGPU_NCCL": "calls"}
+    pool.environment["FAKE_DRIVER_DELAY_US"] = delay
+    program, rounds = TRAINING.parent / "ahead.py", 6
+    programs = [pool.run(sys.executable, str(program), str(tmp_path / "id"), str(rank), "2", str(rounds),
+                         name=f"ahead-{rank}", options=("--host", "node-a", "--gpus", "0.25", "--memory", "256MiB"))
+                for rank in range(2)]
+    wanted = [subprocess.run([sys.executable, program, "--expected", str(rank), "2", str(rounds)], text=True,
+                             capture_output=True, check=True).stdout.split()[1] for rank in range(2)]
+    programs[0].wait_lines(1)
+    assert [one.finish() for one in programs] == wanted, pool.logs()

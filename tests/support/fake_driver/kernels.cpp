@@ -3,7 +3,7 @@
 // add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64 address) runs until the u32 there is not 0;
 // slow(u32 microseconds); wild() is an illegal address; sum(u64 address, u32...) adds up its parameters;
 // vprintf(u64 number, u32 lines) prints "NUMBER: LINE of LINES". Our own module's are rgpu_hash_pages and
-// rgpu_copy_hash_pages, one page after the other.
+// rgpu_copy_hash_pages, one page after the other, and rgpu_combine, of float32 only.
 // Modules' variables are reached by the device that they are on alone, as with a real one: hashing another's is an
 // illegal address. What kernels print comes out where a real driver prints it, or after fake_print_at(1) only in
 // cuCtxSynchronize. A launch may be captured into a graph, with parameters as the real driver takes them there: a
@@ -80,6 +80,35 @@ void hash_pages(const HashPages &p, void *context) {
     }
 }
 
+// The parameters of rgpu_combine point to this.
+struct Combine {
+    uint32_t mode, type, ranks, scaled;
+    uint64_t bytes;
+    char *target;
+    const char *sources[8];
+    float factors[16];  // each in the first half of 8 bytes
+};
+
+void combine(const Combine &p, uint64_t begin, uint64_t end) {
+    end = std::min(end, p.bytes);
+    if (!p.mode || begin >= end) return;
+    if (p.mode == 2) {
+        for (uint32_t r = 0; r < p.ranks; ++r) std::memmove(p.target + r * p.bytes + begin, p.sources[r] + begin, end - begin);
+        return;
+    }
+    if (p.type != 7) abort();
+    for (uint64_t at = begin; at < end; at += 4) {
+        float total = 0;
+        for (uint32_t r = 0; r < p.ranks; ++r) {
+            float one;
+            std::memcpy(&one, p.sources[r] + at, 4);
+            if (p.scaled) one *= p.factors[2 * r];
+            total = r ? total + one : one;
+        }
+        std::memcpy(p.target + at, &total, 4);
+    }
+}
+
 struct Config {
     uint32_t dims[7];
     void *stream;
@@ -127,6 +156,11 @@ Result fake::start(const Kernel *kernel, void *stream, void **extra) {
         HashPages given;
         std::memcpy(&given, parameters.data(), sizeof given);
         return give_once(stream, [=, context = kernel->context] { hash_pages(given, context); });
+    }
+    if (kernel->name == "rgpu_combine") {
+        uint64_t part[2];
+        std::memcpy(part, parameters.data() + 8, 16);
+        return give_once(stream, [=] { combine(*reinterpret_cast<const Combine *>(address), part[0], part[1]); });
     }
     if (kernel->name == "vprintf") {
         std::memcpy(&count, parameters.data() + 8, 4);

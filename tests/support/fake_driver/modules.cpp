@@ -57,7 +57,7 @@ API unsigned fake_links() { return links; }
 API unsigned fake_attribute_calls() { return attribute_calls; }
 API Result cuModuleLoadData(void **handle, const void *) {
     auto module = std::make_unique<Module>();
-    for (const char *name : {"rgpu_hash_pages", "rgpu_copy_hash_pages"})
+    for (const char *name : {"rgpu_hash_pages", "rgpu_copy_hash_pages", "rgpu_combine"})
         module->kernels.push_back(std::make_unique<Kernel>(Kernel{name, 64, 49152}));
     return *handle = module.release(), 0;
 }

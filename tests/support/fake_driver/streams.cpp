@@ -118,6 +118,12 @@ API Result cuStreamWaitValue32_v2(void *stream, Ptr at, uint32_t value, unsigned
 API Result cuStreamWriteValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
     return give_once(stream, [=] { *reinterpret_cast<volatile uint32_t *>(at) = value; });
 }
+API Result cuStreamWaitValue64_v2(void *stream, Ptr at, uint64_t value, unsigned) {
+    return give(stream, [=] { return static_cast<int64_t>(*reinterpret_cast<volatile uint64_t *>(at) - value) >= 0; });
+}
+API Result cuStreamWriteValue64_v2(void *stream, Ptr at, uint64_t value, unsigned) {
+    return give_once(stream, [=] { *reinterpret_cast<volatile uint64_t *>(at) = value; });
+}
 API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
 API Result cuEventDestroy_v2(void *) { return 0; }

@@ -217,7 +217,7 @@ class CudaDevice:
         """Forget a context; its streams, events and memory are destroyed by calls of their own."""
         self._graphs.destroy_context(context)
         self._arrays.destroy_context(context)
-        self._collectives.communicators.destroy_context(context)
+        self._collectives.destroy_context(context)
         self.engine.remove_context(context)
         self.gpus.remove_context(context)
 
@@ -443,7 +443,7 @@ class CudaDevice:
         self._collectives.create(communicator, context, ranks, rank, unique, members)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
-        self._collectives.communicators.destroy(communicator, abort)
+        self._collectives.destroy(communicator, abort)
 
     def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
         self._collectives.give(seq, operations)

@@ -35,6 +35,7 @@ from rgpu.link.messages.ranks import (
 from rgpu.migrate.transfer.pieces import in_pieces
 from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.worker.collectives.direct import Direct
 from rgpu.server.worker.collectives.segments import Borrower, OwnSegments
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
 from rgpu.session.objects.collectives import MOST_RANKS
@@ -99,8 +100,9 @@ class Answering:
     """
 
     def __init__(self, contributions: Log, go_back: Callable[[str], None] = lambda why: None,
-                 segments: OwnSegments | None = None) -> None:
+                 segments: OwnSegments | None = None, direct: Direct | None = None) -> None:
         self._log, self._go_back, self._segments = contributions, go_back, segments or OwnSegments()
+        self._direct = direct
         self._offered: dict[bytes, Channel] = {}  #: rank memory sockets that no client has named, by number
         self._lock = threading.RLock()
         self._clients: set[_Client] = set()
@@ -155,6 +157,8 @@ class Answering:
             with self._lock:
                 self._clients.discard(client)
             if client.memory is not None:
+                if self._direct is not None:
+                    self._direct.dismiss(client.memory.channel)
                 self._segments.dismiss(client.memory)
 
     def _take(self, client: _Client, kind: int, body: memoryview) -> None:
@@ -207,6 +211,8 @@ class Answering:
             raise Corrupt("BORROW on a rank link names no socket", reason="number")
         client.memory = Borrower(channel)
         self._segments.admit(client.memory)
+        if asked.direct and self._direct is not None:
+            self._direct.admit(channel)
 
     def _place(self, client: _Client, ask: Ask, came: dict[int, Contribution]) -> dict[int, Contribution]:
         """Name the contributions in memory that the client maps; return the rest, which is sent."""

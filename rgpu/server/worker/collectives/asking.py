@@ -138,7 +138,7 @@ class Asking:
             self._links[session] = connection
             self._next.pop(session, None)
             if lent is not None:
-                self._tell(session, BORROW, _encode(Borrow(lent.number)))
+                self._tell(session, BORROW, _encode(Borrow(lent.number, lent.direct is not None)))
             for unique, number in self._floors.items():
                 if session in self._shared[unique].members:
                     self._tell(session, FLOOR, _encode(Floor(unique, number)))
@@ -162,6 +162,14 @@ class Asking:
             old = self._links.get(session)
         if old is not None and old.epoch < epoch:
             old.close()
+
+    def epoch_of(self, session: str) -> int:
+        """Return the highest epoch at which a session was seen."""
+        return self._epochs.get(session, 0)
+
+    def is_gone(self, session: str) -> bool:
+        """Tell whether a session is over."""
+        return session in self._questions.gone
 
     def owned(self) -> None:
         """Note that this worker owns its session from now on: links made before, as a non-owner, are closed."""

@@ -13,6 +13,7 @@ from rgpu.server.collectives.exchange import Shared
 from rgpu.server.collectives.numbers import Array
 from rgpu.server.worker.collectives.answering import Answering, Asker
 from rgpu.server.worker.collectives.asking import Asking
+from rgpu.server.worker.collectives.direct import Direct
 from rgpu.server.worker.collectives.segments import OwnSegments, PeerSegments
 
 
@@ -27,7 +28,8 @@ class Ranks:
         self.session, self.log = session, log
         self._segments = OwnSegments()
         self._asking = Asking(session, self.log, dial, replaying)
-        self._answering = Answering(self.log, go_back, self._segments)
+        self.direct = Direct(self._asking.epoch_of, self._asking.is_gone, go_back, replaying)
+        self._answering = Answering(self.log, go_back, self._segments, self.direct)
         self._uniques: dict[Unique, Shared] = {}
 
     # -- the device -------------------------------------------------------------
@@ -62,7 +64,12 @@ class Ranks:
         :class:`Fenced`, :class:`LinkError`.
         """
         sock = socket.socket(fileno=fd)
-        lent = PeerSegments(memory[0], Channel(socket.socket(fileno=memory[1]))) if memory is not None else None
+        lent = None
+        if memory is not None:
+            borrowed = self.direct.borrowed(peer, epoch)
+            lent = PeerSegments(memory[0], Channel(socket.socket(fileno=memory[1])),
+                                lambda message: self.direct.take(borrowed, message))
+            borrowed.refresh = lent.refresh
         try:
             connection = client_preamble(sock, "ranks", ticket, secret, peer)
         except BaseException:
@@ -103,5 +110,8 @@ class Ranks:
                 self.log.floor(unique, self.session, number, shared.members)
 
     def describe(self) -> dict[str, Any]:
-        """Return {linked, unreached, gone, kept_bytes, segments, segment_bytes, shared_bytes}."""
-        return {**self._asking.describe(), "kept_bytes": self.log.bytes, **self._segments.describe()}
+        """Return {linked, unreached, gone, kept_bytes, segments, segment_bytes, shared_bytes, gpu_segments,
+        gpu_segment_bytes}.
+        """
+        return {**self._asking.describe(), "kept_bytes": self.log.bytes, **self._segments.describe(),
+                **self.direct.describe()}

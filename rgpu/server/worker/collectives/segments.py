@@ -16,13 +16,14 @@ import select
 import threading
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rgpu.link.local import shared
-from rgpu.link.messages.rank_memory import DROP, MEMORY, RELEASED
+from rgpu.link.messages.rank_memory import DROP, GPU_MEMORY, MEMORY, PAGE, RELEASED
 from rgpu.server.collectives.numbers import Array
 from rgpu.server.device import host_zone
 from rgpu.session.errors import Corrupt, LinkError
@@ -222,11 +223,16 @@ class Borrower:
 
 
 class PeerSegments:
-    """Segments lent by another worker of this node. :meth:`view` and :meth:`settle` are for one thread only."""
+    """Segments lent by another worker of this node. :meth:`view` and :meth:`settle` are for one thread only, beside
+    which any may call :meth:`refresh`.
+    """
 
-    def __init__(self, number: bytes, channel: shared.Channel) -> None:
-        """Map nothing yet. ``number``: of the channel, by which the lender finds it."""
-        self.number = number
+    def __init__(self, number: bytes, channel: shared.Channel,
+                 direct: Callable[[shared.Message], None] | None = None) -> None:
+        """Map nothing yet. ``number``: of the channel, by which the lender finds it; ``direct``: takes messages about
+        memory for direct collectives, with their descriptors.
+        """
+        self.number, self.direct = number, direct
         channel.sock.settimeout(ANSWER_SECONDS)
         self._channel = channel
         self._come = select.poll()
@@ -234,15 +240,17 @@ class PeerSegments:
         self._wholes: dict[int, Array] = {}
         self._mapped = 0
         self._over: deque[int] = deque()  #: segments of views that were freed; appended to in any thread
+        self._receiving = threading.Lock()
 
     def view(self, number: int, size: int) -> memoryview:
         """Return ``size`` bytes of a segment, read-only; it is given back when nothing refers to them any more.
 
         Raises :class:`Corrupt`, :class:`LinkError` where the segment does not arrive.
         """
-        while number not in self._wholes:
-            self._receive()
-        whole = self._wholes[number]
+        with self._receiving:
+            while number not in self._wholes:
+                self._receive()
+            whole = self._wholes[number]
         if not 0 < size <= whole.size:
             raise Corrupt(f"{size} bytes of a segment of {whole.size}", reason="size")
         view: Array = whole[:size]
@@ -260,8 +268,20 @@ class PeerSegments:
                     self._over.extend([number] * count)
             except LinkError:
                 return
-        while self._come.poll(0):
-            self._receive()
+        with self._receiving:
+            while self._come.poll(0):
+                self._receive()
+
+    def refresh(self) -> None:
+        """Read messages received, unless the link's thread does. Errors are left to that."""
+        if self._receiving.acquire(blocking=False):
+            try:
+                while self._come.poll(0):
+                    self._receive()
+            except (LinkError, Corrupt, OSError, ValueError):
+                pass
+            finally:
+                self._receiving.release()
 
     def close(self) -> None:
         """Close the channel: what was lent stays mapped while anything refers to it."""
@@ -271,6 +291,9 @@ class PeerSegments:
     def _receive(self) -> None:
         message = self._channel.receive()
         assert message is not None, "a socket with a time limit"
+        if message.kind in (PAGE, GPU_MEMORY) and self.direct is not None:
+            self.direct(message)
+            return
         try:
             if message.kind == DROP:
                 dropped = self._wholes.pop(message.number, None)

@@ -4,9 +4,9 @@ A group becomes, in its streams: copies of its ranks' inputs to host memory, a g
 outputs from host memory. Once the gate is reached, a thread executes the collectives on the host memory, then opens the
 gate. So a group begins when all its streams have reached it, and the thread that executes it makes no driver call.
 
-The ranks' data passes through the host, even where the GPUs could exchange it directly: so the host can log it, and the
-recovery and moves of the ``cpu`` device, by the log of contributions, apply here too
-(docs/developers/objects/collectives.md).
+The ranks' data passes through the host, which logs it: the recovery and moves of the ``cpu`` device, by the log of
+contributions, apply here too (docs/developers/objects/collectives.md). Long contributions of ranks on one node are
+exchanged directly (:mod:`.direct`), and not logged.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cuda.bindings import driver
 
 from rgpu.server.collectives.communicators import Communicators, Group
 from rgpu.server.collectives.shared import RankLost
+from rgpu.server.device.cuda.collectives.direct import DirectCollectives, Work
 from rgpu.server.device.cuda.collectives.gates import Gates
 from rgpu.server.device.cuda.collectives.staging import Buffer, Staging
 from rgpu.server.device.cuda.engine import Engine
@@ -39,6 +40,7 @@ POLL = 0.00005  #: seconds between two polls of the gates
 MOST_STAGED = 512 << 20  #: bytes of groups that were submitted and are not complete
 PATIENCE = 1.0  #: seconds that a group over that limit waits for another one to complete
 CUDA_ERROR_UNKNOWN = 999
+NO_GATE = -1
 
 
 class Staged:
@@ -89,12 +91,16 @@ class Staged:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Given:
-    """A group submitted to its streams as call ``seq``, or the part of it before the driver refused the rest."""
+    """A group submitted to its streams as call ``seq``, or the part of it before the driver refused the rest.
+
+    ``work``: where the group's data is exchanged directly; then there is no gate.
+    """
 
     seq: int
     group: Group
     gate: int
     buffers: Sequence[Buffer]
+    work: Work | None = None
 
 
 class Collectives:
@@ -104,6 +110,7 @@ class Collectives:
         self.communicators = Communicators(engine.check_range)
         self._gpus, self._engine, self._completion, self._work = gpus, engine, completion, work
         self._gates, self._staging = Gates(), Staging()
+        self._direct = DirectCollectives(gpus[0].ordinal) if len(gpus) == 1 else None
         self._given: list[_Given] = []  #: whose buffers and gate are in use; two of a call that is tried again
         self._changed = threading.Condition()
         self._coming: list[_Given] = []  #: whose gates are not reached
@@ -117,9 +124,23 @@ class Collectives:
         self._gpus.use_context(context)
         self._gates.prepare()
         self.communicators.create(communicator, context, ranks, rank, unique, members)
+        if self._direct is not None and members and self.communicators.exchange is not None:
+            self._direct.create(communicator, self.communicators.member(communicator),
+                                self.communicators.exchange.direct)
         if self._watching is None:
             self._watching = threading.Thread(target=self._watch, name="cuda-collectives", daemon=True)
             self._watching.start()
+
+    def destroy(self, communicator: int, abort: bool) -> None:
+        """End one rank of a communicator. Raises :class:`DeviceError`."""
+        self.communicators.destroy(communicator, abort)
+        if self._direct is not None:
+            self._direct.destroy(communicator)
+
+    def destroy_context(self, context: int) -> None:
+        """End the ranks that were made in a context."""
+        for communicator in self.communicators.of_context(context):
+            self.destroy(communicator, True)
 
     def give(self, seq: int, operations: Sequence[Operation]) -> None:
         """Submit a group to its streams. Raises :class:`DeviceError`; then none of its operations is executed."""
@@ -130,7 +151,8 @@ class Collectives:
         staged = [Staged(*extent) for extent in group.extents()]
         sizes = [size for one in staged for size in one.sizes]
         self._await_room(sizes)
-        gate = self._gates.take()
+        work = self._direct.plan(group) if self._direct is not None else None
+        gate = self._gates.take() if work is None else NO_GATE
         buffers: list[Buffer] = []
         try:
             buffers += self._staging.take(sizes)
@@ -139,16 +161,21 @@ class Collectives:
                 one.use(left)
             for stream in handles:
                 self._engine.boundary(stream)
-            self._enqueue(group, staged, gate, handles)
+            if self._direct is not None and work is not None:
+                self._direct.submit(work, handles[group.streams[0]], buffers[0].address)
+            else:
+                self._enqueue(group, staged, gate, handles)
         except DeviceError as error:
-            self._gates.open(gate)
+            self._open(gate)
             self._note(_Given(seq, group, gate, buffers), False)
             if error.result not in STICKY:
                 raise
             self._work.error.note(error.result, error.message)
             return
+        if self._direct is not None and work is None:
+            self._direct.passes(group)
         group.post(staged)
-        self._note(_Given(seq, group, gate, buffers), True)
+        self._note(_Given(seq, group, gate, buffers, work), True)
 
     def _note(self, given: _Given, whole: bool) -> None:
         """Note a group, so that its gate and buffers are used again once the streams have passed all of its work."""
@@ -156,9 +183,21 @@ class Collectives:
             self._completion.submitted(stream, given.seq)
         with self._changed:
             self._given.append(given)
-            if whole:
+            if whole and given.work is not None:
+                self._begin(given)
+            elif whole:
                 self._coming.append(given)
                 self._changed.notify_all()
+
+    def _begin(self, given: _Given) -> None:
+        """Start the thread of a group; with the lock."""
+        thread = threading.Thread(target=self._take_part, args=(given,), name="cuda-collective", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _open(self, gate: int) -> None:
+        if gate != NO_GATE:
+            self._gates.open(gate)
 
     def unfinished(self, seq: int) -> str:
         """Return the name of call ``seq``'s group, in any thread; empty for another call."""
@@ -174,12 +213,14 @@ class Collectives:
         for thread in threads:
             thread.join(5)
         for given in self._given:
-            self._gates.open(given.gate)
+            self._open(given.gate)
 
     def close(self) -> None:
         """Free the host memory; nothing uses it any more."""
         self._gpus.use()
         self._recycle(lambda seq: True)
+        if self._direct is not None:
+            self._direct.close()
         self._staging.close()
         self._gates.close()
 
@@ -232,12 +273,14 @@ class Collectives:
             self._staging.trim(sizes)
 
     def _recycle(self, complete: Any) -> None:
-        for given in [given for given in self._given if complete(given.seq)]:
+        for given in [given for given in self._given if complete(given.seq)
+                      and (given.work is None or given.work.finished)]:
             with self._changed:
                 self._given.remove(given)
                 if given in self._coming:  # after an error gates are not reached any more
                     self._coming.remove(given)
-            self._gates.give(given.gate)
+            if given.gate != NO_GATE:
+                self._gates.give(given.gate)
             self._staging.give(given.buffers)
         if not self._given:
             self._staging.trim()
@@ -254,10 +297,7 @@ class Collectives:
                 self._coming = [given for given in self._coming if given not in reached]
                 for given in [] if over else reached:
                     self._rest(given, True)
-                    thread = threading.Thread(target=self._take_part, args=(given,), name="cuda-collective",
-                                              daemon=True)
-                    self._threads.add(thread)
-                    thread.start()
+                    self._begin(given)
             for given in reached if over else []:
                 self._gates.open(given.gate)
             if not reached:
@@ -269,15 +309,23 @@ class Collectives:
             self._engine.rest(stream, resting)
 
     def _take_part(self, given: _Given) -> None:
+        def cancelled() -> bool:
+            return self._stopped or bool(self._engine.error())
+
         try:
-            given.group.run(given.seq, lambda: self._stopped or bool(self._engine.error()))
+            if self._direct is not None and given.work is not None:
+                self._direct.take_part(given.work, given.group, given.seq, cancelled, lambda: self._rest(given, True))
+            else:
+                given.group.run(given.seq, cancelled)
         except RankLost as lost:
             self._work.error.note(lost.result, lost.detail)
         except Exception as error:  # else the program waits for ever
             log.exception("a collective failed", call=given.seq, group=str(given.group))
             self._work.error.note(CUDA_ERROR_UNKNOWN, f"{given.group}: {error}")
         finally:
-            self._gates.open(given.gate)
+            self._open(given.gate)
+            if self._direct is not None and given.work is not None:
+                self._direct.end(given.work, given.group, cancelled)
             self._rest(given, False)
             with self._changed:
                 self._threads.discard(threading.current_thread())

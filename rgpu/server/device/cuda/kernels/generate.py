@@ -1,4 +1,4 @@
-"""Makes the committed ``pagehash.ptx`` and ``pagehash.sm_90.cubin`` from ``pagehash.cu``.
+"""Makes the committed ``.ptx`` and ``.sm_90.cubin`` files from the sources, ``.cu``.
 
     python -m rgpu.server.device.cuda.kernels.generate
 
@@ -18,7 +18,8 @@ from typing import Any
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "pagehash.cu"
 #: File name → architecture for NVRTC: a virtual one gives PTX, a real one a cubin.
-PRODUCTS = {"pagehash.ptx": "compute_75", "pagehash.sm_90.cubin": "sm_90"}
+PRODUCTS = {"pagehash.ptx": "compute_75", "pagehash.sm_90.cubin": "sm_90", "combine.ptx": "compute_75",
+            "combine.sm_90.cubin": "sm_90"}
 #: The version of the package that made the committed files.
 NVRTC = "13.0.88"
 OPTIONS = ("--std=c++17", "--restrict")
@@ -46,6 +47,11 @@ def compile_source(architecture: str, options: tuple[str, ...] = (), source: Pat
         nvrtc.nvrtcDestroyProgram(program)
 
 
+def source_of(product: str) -> Path:
+    """Return the source of a product."""
+    return FOLDER / f"{product.partition('.')[0]}.cu"
+
+
 def _take(program: Any, size_of: Any, get: Any) -> bytes:
     """Return the result of a pair of NVRTC's calls: one gives the size, the other the bytes."""
     _, size = size_of(program)
@@ -59,9 +65,9 @@ def _take(program: Any, size_of: Any, get: Any) -> bytes:
 def main() -> None:
     """Compile every product with NVRTC and write it beside its source."""
     for name, architecture in PRODUCTS.items():
-        data, _ = compile_source(architecture)
+        data, _ = compile_source(architecture, source=source_of(name))
         (FOLDER / name).write_bytes(data)
-        _, log = compile_source(architecture, ("--ptxas-options=-v",))  # which would appear in a cubin
+        _, log = compile_source(architecture, ("--ptxas-options=-v",), source_of(name))  # which would appear in a cubin
         print(f"{name}: {len(data)} bytes", log, sep="\n")
 
 

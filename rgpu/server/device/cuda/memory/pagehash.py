@@ -97,15 +97,18 @@ def packed_key(key: HashKey) -> bytes:
     return words + key.multipliers.astype("<u8").tobytes()
 
 
-def load_module(capability: tuple[int, int]) -> tuple[Any, str]:
-    """Load the kernels; returns the module and its file: the cubin where one fits, else the PTX. Raises DeviceError."""
-    cubin = KERNELS / f"pagehash.sm_{capability[0]}0.cubin"
+def load_kernels(name: str, capability: tuple[int, int]) -> tuple[Any, str]:
+    """Load kernels of ours; return the module and its file: the cubin where one fits, else the PTX.
+
+    ``name``: of the files, without what follows the first dot. Raises :class:`DeviceError`.
+    """
+    cubin = KERNELS / f"{name}.sm_{capability[0]}0.cubin"
     if cubin.exists():
         with suppress(DeviceError):  # where the driver does not support the cubin, it compiles the PTX
             return check(driver.cuModuleLoadData(cubin.read_bytes()), "cuModuleLoadData"), cubin.name
-    text = (KERNELS / "pagehash.ptx").read_bytes() + b"\0"
+    text = (KERNELS / f"{name}.ptx").read_bytes() + b"\0"
     return check(driver.cuModuleLoadData(text), "loading our own kernels (the driver must know CUDA 13.0)"), \
-        "pagehash.ptx"
+        f"{name}.ptx"
 
 
 @dataclass
@@ -149,7 +152,7 @@ class PageHasher:
         self._context = context
         self._lock = threading.Lock()
         self._use()
-        self._module, self.loaded_from = load_module(capability)
+        self._module, self.loaded_from = load_kernels("pagehash", capability)
         self._hash = self._function("rgpu_hash_pages")
         self._copy_hash = self._function("rgpu_copy_hash_pages")
         blocks = check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._hash, 32 * WARPS, 0), "occupancy")
@@ -301,10 +304,10 @@ def hash_regions(hasher: Hasher, mirrors: Mirrors, regions: Sequence[Region], ke
             for region in regions]
 
 
-def launch(function: Any, blocks: int, parameters: bytes, stream: Any) -> None:
-    """Launch one of rgpu's kernels with packed parameters. Raises DeviceError."""
+def launch(function: Any, blocks: int, parameters: bytes, stream: Any, threads: int = 32 * WARPS) -> None:
+    """Launch one of rgpu's kernels with packed parameters, ``threads`` in each block. Raises :class:`DeviceError`."""
     data = ctypes.create_string_buffer(parameters, len(parameters))
     size = ctypes.c_size_t(len(parameters))
     extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(data), _BUFFER_SIZE, ctypes.addressof(size), None)
-    check(driver.cuLaunchKernel(function, blocks, 1, 1, 32 * WARPS, 1, 1, 0, stream, 0, ctypes.addressof(extra)),
+    check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, 0, ctypes.addressof(extra)),
           "cuLaunchKernel")

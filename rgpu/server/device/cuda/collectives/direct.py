@@ -1,0 +1,384 @@
+"""Direct collectives: contributions stay in GPU memory that the other workers of the node map.
+
+When such a collective is submitted, its stream copies the contribution into a segment, tells the other ranks so by
+words of their pages, and waits for the end. A second stream of the communicator waits for this worker's decision and
+for all ranks' contributions, combines them, and tells the others that it has read theirs. So ranks whose programs are
+ahead of their GPUs meet without the host. A thread decides (:mod:`rgpu.server.collectives.direct_page`), and calls no
+driver: what it decides is in memory that the streams wait for and read. Where it decides for the way through the host,
+the same streams copy the contribution to host memory, and the result from there.
+
+Contributions are not kept: a rank that needs one again has the other ranks begin again at their checkpoints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from cuda.bindings import driver
+
+from rgpu.server.collectives import direct_page
+from rgpu.server.collectives.communicators import Communicator, Group
+from rgpu.server.collectives.direct_page import BROUGHT, COMPLETE, DECIDED, GOT, Decision, Page, Post, value_of
+from rgpu.server.collectives.exchange import Direct, PeerMemory
+from rgpu.server.collectives.shared import RankLost, SharedMeeting
+from rgpu.server.device.cuda.collectives import combine
+from rgpu.server.device.cuda.collectives.direct_memory import BLOCK, BLOCKS, DirectMemory, Segment
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.errors import DeviceError
+from rgpu.session.objects.collectives import Kind, Operation
+
+log = structlog.get_logger(__name__)
+
+SMALLEST = 1 << 18  #: bytes of a contribution that is worth it: shorter ones are kept, for ranks that replay
+MOST_UNDER_WAY = 12  #: less than half of a page's slots
+PART = 32 << 20  #: bytes of a contribution from which on it becomes ready in parts
+MOST_PARTS = 4
+QUICK, SLOW = 0.00003, 0.0005  #: seconds between two looks, at first and after :data:`LONG`
+LONG = 0.01
+LOST = 0.05  #: seconds between two looks whether other ranks' workers are still those
+
+
+@dataclass(eq=False, slots=True)
+class _Rank:
+    """One rank of a communicator here. ``stream``: the one that combines; ``slots``: by slot, what used it last."""
+
+    member: Communicator
+    page: Page
+    direct: Direct
+    stream: Any
+    slots: dict[int, Work]
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """One collective that was submitted this way."""
+
+    rank: _Rank
+    operation: Operation
+    pages: dict[int, Page]  #: of all ranks
+    peers: dict[int, PeerMemory]
+    segment: Segment
+    block: int  #: number of its two parameter blocks
+    host: int  #: address of pinned memory for the way through the host
+    reads: int
+    writes: int
+    finished: bool = False  #: its thread has ended
+
+    @property
+    def number(self) -> int:
+        """Number of the collective."""
+        return self.operation.number
+
+    def read_by_all(self) -> bool:
+        """Whether no rank will read its segment any more."""
+        page, direct = self.rank.page, self.rank.direct
+        return self.finished and all(
+            page.done(self.number, rank) or direct.over(peer) or direct.gone(peer.session)
+            or (self.pages[rank].given(self.number) and self.pages[rank].post(self.number) is None)
+            for rank, peer in self.peers.items())
+
+
+class DirectCollectives:
+    """See the module docstring. On one GPU. Called by the applying thread, but for :meth:`take_part`."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._memory = DirectMemory(ordinal)
+        self._ordinal = ordinal
+        self._kernel: combine.Combine | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._works: list[Work] = []  #: whose segments may be read yet
+        self._blocks = (0, 0)
+
+    def create(self, number: int, member: Communicator, direct: Direct | None) -> None:
+        """Note a rank. Its driver objects are made at the same call in every worker of the session."""
+        meeting = member.meeting
+        if not isinstance(meeting, SharedMeeting) or meeting.ranks > direct_page.MOST_RANKS \
+                or len(set(meeting.members)) < meeting.ranks:
+            return
+        try:
+            if self._kernel is None:
+                self._kernel = combine.Combine(self._ordinal)
+                self._blocks = self._memory.blocks()
+            stream = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "cuStreamCreate")
+        except DeviceError as error:
+            log.warning("no direct collectives", reason=str(error))
+            return
+        page = direct.page(member.unique, member.rank) if direct is not None else None
+        if page is None or direct is None:
+            driver.cuStreamDestroy(stream)
+            return
+        self._ranks[number] = _Rank(member, page, direct, stream, {})
+
+    def destroy(self, number: int) -> None:
+        """Note that a rank ended; what it gave goes on."""
+        if (rank := self._ranks.pop(number, None)) is not None:
+            driver.cuStreamDestroy(rank.stream)
+
+    def passes(self, group: Group) -> None:
+        """Note that a group takes the way through the host."""
+        for _, operation in group.operations:
+            if not operation.kind.paired and (rank := self._ranks.get(operation.communicator)) is not None:
+                rank.page.gives(operation.number, None)
+
+    def plan(self, group: Group) -> Work | None:
+        """Return a group's work, if it can go this way. The context is current."""
+        self._collect()
+        if len(group.operations) != 1 or len(self._works) >= MOST_UNDER_WAY:
+            return None
+        (_, op), (_, reads, writes) = group.operations[0], group.extents()[0]
+        rank = self._ranks.get(op.communicator)
+        if rank is None or not combine.supports(op) or reads < SMALLEST:
+            return None
+        slot = op.number % direct_page.SLOTS
+        if slot in rank.slots and rank.slots[slot] in self._works:
+            return None
+        meeting = rank.member.meeting
+        assert isinstance(meeting, SharedMeeting)
+        peers = rank.direct.peers(meeting.unique, meeting.members, meeting.members[rank.member.rank])
+        try:
+            pages = {other: self._page(meeting, peer) for other, peer in peers.items()}
+            if not peers or any(self._memory.known(peer) < 0 for peer in peers.values()):
+                return None
+            self._memory.page(rank.page.memory)
+        except DeviceError as error:
+            log.info("a collective takes the way through the host", reason=str(error))
+            return None
+        segment = self._memory.take(reads, rank.direct)
+        if segment is None:
+            return None
+        used = {work.block for work in self._works}
+        block = next(at for at in range(BLOCKS // 2) if at not in used)
+        return Work(rank, op, {**pages, rank.member.rank: rank.page}, peers, segment, block, 0, reads, writes)
+
+    def _page(self, meeting: SharedMeeting, peer: PeerMemory) -> Page:
+        page = Page.read(peer.pages[direct_page.digest_of(meeting.unique)], meeting.ranks)
+        self._memory.page(page.memory)
+        return page
+
+    def submit(self, work: Work, stream: Any, host: int) -> None:
+        """Give it to its streams. ``host``: pinned memory for the larger of what it reads and writes.
+
+        Raises :class:`DeviceError`; then it takes the other way.
+        """
+        work.host = host
+        rank, me, number = work.rank, work.rank.member.rank, work.number
+        words = {other: self._memory.page(page.memory) for other, page in work.pages.items()}
+        parts = self._parts(work)
+        self._works.append(work)
+        rank.slots[number % direct_page.SLOTS] = work
+        self._write(work, direct=b"", after=b"")
+        try:
+            for part, (begin, end) in enumerate(parts):
+                check(driver.cuMemcpyDtoDAsync(work.segment.address + begin, work.operation.send + begin, end - begin,
+                                               stream), "cuMemcpyDtoDAsync")
+                value = value_of(number, part) if part < len(parts) - 1 else value_of(number)
+                for other in words:
+                    _set(stream, words[other] + direct_page.offset_of_ready(number, me), value)
+            self._combine(work, parts, words)
+            _await(stream, words[me] + direct_page.offset_of_word(number, COMPLETE), value_of(number))
+        except DeviceError:
+            self._let_go(work)
+            rank.page.release(number, own=True)  # its blocks are not used again: a stream may have a part of it
+            rank.page.gives(number, None)
+            raise
+        rank.page.gives(number, Post(
+            number, direct_page.called_of((work.operation.kind, work.operation.data_type, work.operation.reduction,
+                                           work.operation.count)), work.segment.number, 0, work.reads, len(parts),
+            tuple(work.pages[other].identity for other in sorted(work.pages)),
+            tuple(0 if other == me else self._memory.known(work.peers[other]) for other in sorted(work.pages))))
+
+    def _parts(self, work: Work) -> list[tuple[int, int]]:
+        size, most = work.reads, MOST_PARTS if work.operation.kind is not Kind.REDUCE_SCATTER else 1
+        step = max(-(-size // most), PART) + 255 & ~255
+        return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+    def _combine(self, work: Work, parts: Sequence[tuple[int, int]], words: dict[int, int]) -> None:
+        """Submit what follows the decision to the communicator's stream."""
+        me, number, stream = work.rank.member.rank, work.number, work.rank.stream
+        own, kernel = words[me], self._kernel
+        assert kernel is not None
+        host, device = (start + 2 * BLOCK * work.block for start in self._blocks)
+        _await(stream, own + direct_page.offset_of_word(number, DECIDED), value_of(number))
+        check(driver.cuMemcpyHtoDAsync(device, host, combine.BYTES, stream), "cuMemcpyHtoDAsync")
+        for part, (begin, end) in enumerate(parts):
+            value = value_of(number, part) if part < len(parts) - 1 else value_of(number)
+            for other in words:
+                _await(stream, own + direct_page.offset_of_ready(number, other), value)
+            kernel.launch(stream, device, begin, end)
+        _set(stream, own + direct_page.offset_of_word(number, GOT), value_of(number))
+        _await(stream, own + direct_page.offset_of_word(number, BROUGHT), value_of(number))
+        check(driver.cuMemcpyHtoDAsync(device + BLOCK, host + BLOCK, combine.BYTES, stream), "cuMemcpyHtoDAsync")
+        kernel.launch(stream, device + BLOCK, 0, work.writes)
+        _set(stream, own + direct_page.offset_of_word(number, COMPLETE), value_of(number))
+        for other in work.peers:
+            _set(stream, words[other] + direct_page.offset_of_done(number, me), value_of(number))
+
+    def _collect(self) -> None:
+        for work in [work for work in self._works if work.read_by_all()]:
+            self._works.remove(work)
+            work.segment.used = False
+        keep = {peer for work in self._works for peer in work.peers.values()}
+        if not self._works:
+            self._memory.forget({peer for peer in self._memory.mapped if not any(
+                rank.direct.over(peer) for rank in self._ranks.values())} | keep)
+
+    # -- the thread of one collective, without the driver ----------------------------------
+    def take_part(self, work: Work, group: Group, seq: int, cancelled: Callable[[], bool],
+                  rest: Callable[[], None]) -> None:
+        """Decide, and see it through; :meth:`end` has to follow. ``rest``: called once the contribution is staged.
+
+        Raises :class:`RankLost`, :class:`DeviceError`.
+        """
+        meeting = work.rank.member.meeting
+        assert isinstance(meeting, SharedMeeting)
+        (posting,) = group.postings
+        meeting.begins_direct(posting, lambda: [
+            other for other, page in work.pages.items() if page.given(work.number)])
+        decision, why = self._decide(work, meeting, cancelled, rest)
+        if decision is Decision.DIRECT and self._directly(work, meeting, cancelled):
+            meeting.ends_direct(posting, seq)
+        elif decision is Decision.HOST:
+            log.info("a collective takes the way through the host", call=seq, reason=why)
+            self._through_host(work, group, seq, cancelled)
+
+    def end(self, work: Work, group: Group, cancelled: Callable[[], bool]) -> None:
+        """Let the streams go on, whatever was decided; an error is noted already.
+
+        Its parameter blocks are used again only when the communicator's stream has read them.
+        """
+        self._let_go(work)
+        for posting in group.postings:
+            if isinstance(work.rank.member.meeting, SharedMeeting):
+                work.rank.member.meeting.gives_up(posting)
+        looks = _Looks(SLOW)
+        while not work.rank.page.word(work.number, COMPLETE) and not cancelled():
+            looks.wait()
+        work.finished = True
+
+    def _decide(self, work: Work, meeting: SharedMeeting, cancelled: Callable[[], bool], rest: Callable[[], None]
+                ) -> tuple[Decision, str]:
+        rank, looks = work.rank, _Looks()
+        resting = False
+        while True:
+            decision, why = direct_page.decide(work.number, work.pages)
+            if decision is not Decision.OPEN:
+                return decision, why
+            if not resting and rank.page.ready(work.number, rank.member.rank) >= value_of(work.number):
+                resting = True
+                rest()
+            if cancelled():
+                return Decision.OPEN, "it is given up"
+            if meeting.aborted:
+                return Decision.HOST, "the communicator is aborted"
+            if looks.due() and (over := [other for other, peer in work.peers.items() if self._over(work, peer)]):
+                return Decision.HOST, f"other workers serve ranks {over}, or none"
+            looks.wait()
+
+    def _directly(self, work: Work, meeting: SharedMeeting, cancelled: Callable[[], bool]) -> bool:
+        """Return whether the device has exchanged all."""
+        rank, number = work.rank, work.number
+        sources = []
+        for other, page in sorted(work.pages.items()):
+            post = page.post(number)
+            assert post is not None, "a post does not change while its collective is under way"
+            sources.append(work.segment.address if other == rank.member.rank else self._memory.address(
+                work.peers[other], post.segment, post.offset, work.reads))
+        self._write(work, combine.work_of(work.operation, rank.member.rank, sources), combine.nothing())
+        rank.page.set(number, DECIDED, BROUGHT)
+        looks = _Looks(SLOW)
+        while not rank.page.word(number, COMPLETE):
+            if cancelled() or meeting.aborted:
+                return False
+            if looks.due():
+                self._check_peers(work)
+            looks.wait()
+        return True
+
+    def _check_peers(self, work: Work) -> None:
+        """Go back where a worker that was to bring something is not there any more. Raises :class:`RankLost`."""
+        for other, peer in work.peers.items():
+            if work.rank.page.ready(work.number, other) >= value_of(work.number):
+                continue
+            if work.rank.direct.gone(peer.session):
+                raise RankLost(f"{work.operation}: rank {other} ({peer.session}) brings nothing to it: it is over")
+            if work.rank.direct.over(peer):
+                work.rank.direct.go_back(f"another worker serves session {peer.session}, and the one before it had not "
+                                         f"brought all to collective {work.number}")
+
+    def _over(self, work: Work, peer: PeerMemory) -> bool:
+        return work.rank.direct.over(peer) or work.rank.direct.gone(peer.session)
+
+    def _through_host(self, work: Work, group: Group, seq: int, cancelled: Callable[[], bool]) -> None:
+        page, number, looks = work.rank.page, work.number, _Looks()
+        self._write(work, combine.copy_of(work.host, work.segment.address, work.reads), combine.nothing())
+        page.release(number)
+        page.set(number, DECIDED)
+        while not page.word(number, GOT):
+            if cancelled():
+                return
+            looks.wait()
+        group.run(seq, cancelled)
+        self._write(work, None, combine.copy_of(work.operation.receive, work.host, work.writes))
+        page.set(number, BROUGHT)
+
+    def _let_go(self, work: Work) -> None:
+        """Let the streams come to the end, whatever was decided."""
+        page = work.rank.page
+        if not page.word(work.number, DECIDED) or not page.word(work.number, BROUGHT):
+            page.set(work.number, DECIDED, BROUGHT)
+        page.release(work.number)
+
+    def _write(self, work: Work, direct: bytes | None, after: bytes) -> None:
+        """Write the parameter blocks: of the parts, unless None, and of what follows."""
+        at = self._blocks[0] + 2 * BLOCK * work.block
+        if direct is not None:
+            direct = direct or combine.nothing()
+            ctypes.memmove(at, direct, len(direct))
+        after = after or combine.nothing()
+        ctypes.memmove(at + BLOCK, after, len(after))
+
+    def close(self) -> None:
+        """Free everything; no stream waits any more. The context is current."""
+        for rank in self._ranks.values():
+            driver.cuStreamDestroy(rank.stream)
+        self._ranks, self._works = {}, []
+        if self._kernel is not None:
+            self._kernel.close()
+        self._memory.close()
+
+
+class _Looks:
+    """Pace of a thread that waits for words in memory."""
+
+    def __init__(self, first: float = QUICK) -> None:
+        self._pause, self._began = first, time.monotonic()
+        self._due = self._began + LOST
+
+    def due(self) -> bool:
+        """Whether it is time for a costly look."""
+        if (now := time.monotonic()) < self._due:
+            return False
+        self._due = now + LOST
+        return True
+
+    def wait(self) -> None:
+        """Sleep until the next look."""
+        if time.monotonic() - self._began > LONG:
+            self._pause = SLOW
+        time.sleep(self._pause)
+
+
+def _set(stream: Any, address: int, value: int) -> None:
+    check(driver.cuStreamWriteValue64(stream, address, value,
+                                      driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT),
+          "cuStreamWriteValue64")
+
+
+def _await(stream: Any, address: int, value: int) -> None:
+    check(driver.cuStreamWaitValue64(stream, address, value, driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ),
+          "cuStreamWaitValue64")
