@@ -11,8 +11,10 @@ takes the way through the host says so by :meth:`Page.gives` without a post.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,14 +29,13 @@ SLOTS = 32  #: collectives whose posts a page holds
 MOST_RANKS = 8
 STEPS = 64  #: values of a word for each collective
 
-_POST = np.dtype([("number", "<u8"), ("called", "<u8"), ("segment", "<u4"), ("parts", "<u4"), ("offset", "<u8"),
-                  ("size", "<u8"), ("bound", "<u8", MOST_RANKS), ("known", "<u4", MOST_RANKS)])
-_PAGE = np.dtype([
-    ("magic", "<u8"), ("version", "<u4"), ("rank", "<u4"), ("identity", "<u8"), ("given", "<u8"), ("checksum", "<u8"),
-    ("reserved", "<u8", 3), ("ready", "<u8", (SLOTS, MOST_RANKS)), ("done", "<u8", (SLOTS, MOST_RANKS)),
-    ("words", "<u8", (SLOTS, 4)), ("posts", _POST, SLOTS)])
+_HEAD = struct.Struct("<QIIQQ")  #: magic, version, rank, identity, given
+_POST = struct.Struct(f"<QQIIQQ{MOST_RANKS}Q{MOST_RANKS}I")  #: number + 1, called, segment, parts, offset, size, …
+_GIVEN = 24
+_READY, _DONE, _WORDS, _POSTS = 64, 64 + 8 * SLOTS * MOST_RANKS, 64 + 16 * SLOTS * MOST_RANKS, \
+    64 + 16 * SLOTS * MOST_RANKS + 32 * SLOTS
 PAGE_SIZE = 12288
-assert _PAGE.itemsize <= PAGE_SIZE
+assert _POSTS + SLOTS * _POST.size <= PAGE_SIZE
 
 #: Words of a slot that only the page's own stream and worker use: the worker has decided; the contributions were
 #: combined, or its own is in host memory; the result is in host memory, where it is needed; the collective is complete.
@@ -84,105 +85,99 @@ def value_of(number: int, part: int = STEPS - 1) -> int:
 
 
 class Page:
-    """One page in shared memory. ``memory``: u8, writable, :data:`PAGE_SIZE` bytes."""
+    """One page in shared memory. ``memory``: u8, writable, :data:`PAGE_SIZE` bytes.
+
+    Words are read and written as a whole, as GPUs do; a post counts when its number is there, which is written last.
+    """
 
     def __init__(self, memory: np.ndarray[Any, Any]) -> None:
-        self._row: Any = memory[:_PAGE.itemsize].view(_PAGE)[0]
         self.memory = memory
+        self._bytes = memory.data
+        self._words = (ctypes.c_uint64 * (PAGE_SIZE // 8)).from_buffer(self._bytes)
+        _, _, self.rank, self.identity, _ = _HEAD.unpack_from(self._bytes)
 
     @classmethod
     def make(cls, memory: np.ndarray[Any, Any], rank: int) -> Page:
         """Write an empty page of a rank; the memory is zero."""
-        page = cls(memory)
-        page._row["rank"], page._row["identity"] = rank, secrets.randbits(63) | 1
-        page._row["version"], page._row["magic"] = VERSION, MAGIC
-        return page
+        _HEAD.pack_into(memory.data, 0, MAGIC, VERSION, rank, secrets.randbits(63) | 1, 0)
+        return cls(memory)
 
     @classmethod
     def read(cls, memory: np.ndarray[Any, Any], ranks: int) -> Page:
         """Return another worker's page. Raises :class:`Corrupt` for what is none."""
         if memory.size != PAGE_SIZE:
             raise Corrupt(f"a communicator's page has {memory.size} bytes", reason="size")
-        page = cls(memory)
-        if int(page._row["magic"]) != MAGIC or int(page._row["version"]) != VERSION:
+        magic, version, rank, _, _ = _HEAD.unpack_from(memory.data)
+        if magic != MAGIC or version != VERSION:
             raise Corrupt("a communicator's page is of another format", reason="magic")
-        if page.rank >= ranks:
-            raise Corrupt(f"a communicator's page is of rank {page.rank} of {ranks}", reason="rank")
-        return page
-
-    @property
-    def rank(self) -> int:
-        """Rank whose page it is."""
-        return int(self._row["rank"])
-
-    @property
-    def identity(self) -> int:
-        """Number that no other page has."""
-        return int(self._row["identity"])
+        if rank >= ranks:
+            raise Corrupt(f"a communicator's page is of rank {rank} of {ranks}", reason="rank")
+        return cls(memory)
 
     # -- its worker --------------------------------------------------------------------
     def gives(self, number: int, post: Post | None) -> None:
         """Note that the rank gives collective ``number``; without a post: through the host."""
         if post is not None:
-            row = self._row["posts"][number % SLOTS]
-            row["number"] = 0
-            row["called"], row["segment"], row["offset"] = post.called, post.segment, post.offset
-            row["size"], row["parts"] = post.size, post.parts
-            row["bound"][:len(post.bound)], row["known"][:len(post.known)] = post.bound, post.known
-            row["number"] = number + 1
-        self._row["given"] = max(int(self._row["given"]), number + 1)
+            at = _POSTS + number % SLOTS * _POST.size
+            rest = [0] * (MOST_RANKS - len(post.bound))
+            self._words[at // 8] = 0
+            _POST.pack_into(self._bytes, at, 0, post.called, post.segment, post.parts, post.offset, post.size,
+                            *post.bound, *rest, *post.known, *rest)
+            self._words[at // 8] = number + 1
+        self._words[_GIVEN // 8] = max(self._words[_GIVEN // 8], number + 1)
 
     def post(self, number: int) -> Post | None:
         """Return the rank's post of a collective; None: there is none yet, or it takes the other way."""
-        row = self._row["posts"][number % SLOTS]
-        if int(row["number"]) != number + 1:
+        at = _POSTS + number % SLOTS * _POST.size
+        if self._words[at // 8] != number + 1:
             return None
-        return Post(number, int(row["called"]), int(row["segment"]), int(row["offset"]), int(row["size"]),
-                    int(row["parts"]), tuple(map(int, row["bound"])), tuple(map(int, row["known"])))
+        _, called, segment, parts, offset, size, *rest = _POST.unpack_from(self._bytes, at)
+        return Post(number, called, segment, offset, size, parts, tuple(rest[:MOST_RANKS]), tuple(rest[MOST_RANKS:]))
 
     def given(self, number: int) -> bool:
         """Whether the rank has given that collective."""
-        return int(self._row["given"]) > number
+        return self._words[_GIVEN // 8] > number
 
     # -- words -------------------------------------------------------------------------
     def ready(self, number: int, rank: int) -> int:
         """Return the value up to which ``rank`` has its contribution ready."""
-        return int(self._row["ready"][number % SLOTS, rank])
+        return self._words[offset_of_ready(number, rank) // 8]
 
     def done(self, number: int, rank: int) -> bool:
         """Whether ``rank`` has read this rank's contribution."""
-        return int(self._row["done"][number % SLOTS, rank]) >= value_of(number)
+        return self._words[offset_of_done(number, rank) // 8] >= value_of(number)
 
     def word(self, number: int, which: int) -> bool:
         """Whether a word of this page's own has been reached by a collective."""
-        return int(self._row["words"][number % SLOTS, which]) >= value_of(number)
+        return self._words[offset_of_word(number, which) // 8] >= value_of(number)
 
     def set(self, number: int, *which: int) -> None:
         """Set words of this page's own."""
         for one in which:
-            self._row["words"][number % SLOTS, one] = value_of(number)
+            self._words[offset_of_word(number, one) // 8] = value_of(number)
 
     def release(self, number: int, own: bool = False) -> None:
         """Let the stream not wait for other ranks' contributions. ``own``: nor for this rank's, which will not come."""
-        row, value = self._row["ready"][number % SLOTS], value_of(number)
+        value = value_of(number)
         for rank in range(MOST_RANKS):
-            if (own or rank != self.rank) and int(row[rank]) < value:
-                row[rank] = value
+            at = offset_of_ready(number, rank) // 8
+            if (own or rank != self.rank) and self._words[at] < value:
+                self._words[at] = value
 
 
 def offset_of_ready(number: int, rank: int) -> int:
     """Return the offset of the word that ``rank``'s GPU writes when its contribution is ready."""
-    return int(_PAGE.fields["ready"][1]) + 8 * (number % SLOTS * MOST_RANKS + rank)  # type: ignore[index]
+    return _READY + 8 * (number % SLOTS * MOST_RANKS + rank)
 
 
 def offset_of_done(number: int, rank: int) -> int:
     """Return the offset of the word that ``rank``'s GPU writes when it has read the contribution."""
-    return int(_PAGE.fields["done"][1]) + 8 * (number % SLOTS * MOST_RANKS + rank)  # type: ignore[index]
+    return _DONE + 8 * (number % SLOTS * MOST_RANKS + rank)
 
 
 def offset_of_word(number: int, which: int) -> int:
     """Return the offset of a word of the page's own."""
-    return int(_PAGE.fields["words"][1]) + 8 * (number % SLOTS * 4 + which)  # type: ignore[index]
+    return _WORDS + 8 * (number % SLOTS * 4 + which)
 
 
 def decide(number: int, pages: Mapping[int, Page]) -> tuple[Decision, str]:

@@ -3,9 +3,9 @@
 When such a collective is submitted, its stream copies the contribution into a segment, tells the other ranks so by
 words of their pages, and waits for the end. A second stream of the communicator waits for this worker's decision and
 for all ranks' contributions, combines them, and tells the others that it has read theirs. So ranks whose programs are
-ahead of their GPUs meet without the host. A thread decides (:mod:`rgpu.server.collectives.direct_page`), and calls no
-driver: what it decides is in memory that the streams wait for and read. Where it decides for the way through the host,
-the same streams copy the contribution to host memory, and the result from there.
+ahead of their GPUs meet without the host. A thread decides (:meth:`DirectCollectives.look`), and calls no driver: what
+it decides is in memory that the streams wait for and read. Where it decides for the way through the host, the same
+streams copy the contribution to host memory, and the result from there.
 
 Contributions are not kept: a rank that needs one again has the other ranks begin again at their checkpoints.
 """
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
 
 import structlog
 from cuda.bindings import driver
@@ -25,6 +27,7 @@ from rgpu.server.collectives import direct_page
 from rgpu.server.collectives.communicators import Communicator, Group
 from rgpu.server.collectives.direct_page import BROUGHT, COMPLETE, DECIDED, GOT, Decision, Page, Post, value_of
 from rgpu.server.collectives.exchange import Direct, PeerMemory
+from rgpu.server.collectives.matching import Posting
 from rgpu.server.collectives.shared import RankLost, SharedMeeting
 from rgpu.server.device.cuda.collectives import combine
 from rgpu.server.device.cuda.collectives.direct_memory import BLOCK, BLOCKS, DirectMemory, Segment
@@ -38,20 +41,45 @@ SMALLEST = 1 << 18  #: bytes of a contribution that is worth it: shorter ones ar
 MOST_UNDER_WAY = 12  #: less than half of a page's slots
 PART = 32 << 20  #: bytes of a contribution from which on it becomes ready in parts
 MOST_PARTS = 4
-QUICK, SLOW = 0.00003, 0.0005  #: seconds between two looks, at first and after :data:`LONG`
-LONG = 0.01
 LOST = 0.05  #: seconds between two looks whether other ranks' workers are still those
+PAUSE = 0.0001  #: seconds between two looks at a word
+
+
+class Plan(Enum):
+    """Why a group does not go this way now."""
+
+    NOT = "not"
+    LATER = "later"  #: it can once others are complete
+
+
+class State(Enum):
+    """State of one collective. After an error all states lead to FINISHED."""
+
+    OPEN = "open"  #: it is not decided how it is exchanged
+    DIRECT = "direct"  #: the streams do it
+    HOST = "host"  #: a thread does it
+    ENDING = "ending"  #: the streams come to its end, whoever waits
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRank:
+    """A rank of a communicator whose ranks are in several sessions."""
+
+    rank: int
+    meeting: SharedMeeting
 
 
 @dataclass(eq=False, slots=True)
 class _Rank:
     """One rank of a communicator here. ``stream``: the one that combines; ``slots``: by slot, what used it last."""
 
-    member: Communicator
+    member: SharedRank
     page: Page
     direct: Direct
     stream: Any
-    slots: dict[int, Work]
+    slots: dict[int, Work] = field(default_factory=dict)
+    known: dict[int, tuple[PeerMemory, Page]] = field(default_factory=dict)  #: other ranks' pages, by rank
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +95,16 @@ class Work:
     host: int  #: address of pinned memory for the way through the host
     reads: int
     writes: int
-    finished: bool = False  #: its thread has ended
+    group: Group | None = None
+    seq: int = 0
+    state: State = State.OPEN
+    staged: bool = False  #: its contribution is in the segment
+    looked: float = 0.0  #: when other ranks' workers were looked for, monotonic s
+
+    @property
+    def finished(self) -> bool:
+        """Whether this worker's streams have come to its end."""
+        return self.state is State.FINISHED
 
     @property
     def number(self) -> int:
@@ -83,8 +120,24 @@ class Work:
             for rank, peer in self.peers.items())
 
 
+class Hooks(Protocol):
+    """What :meth:`DirectCollectives.look` needs of its caller."""
+
+    def cancelled(self) -> bool:
+        """Whether the device has an error, or stops."""
+
+    def rest(self, work: Work, resting: bool) -> None:
+        """Note that the stream waits for other ranks, or does not any more."""
+
+    def failed(self, work: Work, error: Exception) -> None:
+        """Note an error of a work as the device's."""
+
+    def through_host(self, work: Work) -> None:
+        """Have a thread call :meth:`DirectCollectives.through_host`, and then :meth:`DirectCollectives.end`."""
+
+
 class DirectCollectives:
-    """See the module docstring. On one GPU. Called by the applying thread, but for :meth:`take_part`."""
+    """See the module docstring. On one GPU. Called by the applying thread, unless a method says otherwise."""
 
     def __init__(self, ordinal: int) -> None:
         self._memory = DirectMemory(ordinal)
@@ -93,6 +146,7 @@ class DirectCollectives:
         self._ranks: dict[int, _Rank] = {}
         self._works: list[Work] = []  #: whose segments may be read yet
         self._blocks = (0, 0)
+        self.under_way: deque[Work] = deque()  #: for :meth:`look`
 
     def create(self, number: int, member: Communicator, direct: Direct | None) -> None:
         """Note a rank. Its driver objects are made at the same call in every worker of the session."""
@@ -112,7 +166,7 @@ class DirectCollectives:
         if page is None or direct is None:
             driver.cuStreamDestroy(stream)
             return
-        self._ranks[number] = _Rank(member, page, direct, stream, {})
+        self._ranks[number] = _Rank(SharedRank(member.rank, meeting), page, direct, stream)
 
     def destroy(self, number: int) -> None:
         """Note that a rank ended; what it gave goes on."""
@@ -125,40 +179,51 @@ class DirectCollectives:
             if not operation.kind.paired and (rank := self._ranks.get(operation.communicator)) is not None:
                 rank.page.gives(operation.number, None)
 
-    def plan(self, group: Group) -> Work | None:
-        """Return a group's work, if it can go this way. The context is current."""
+    def plan(self, group: Group) -> Work | Plan:
+        """Return a group's work, if it can go this way; else why not. The context is current."""
         self._collect()
-        if len(group.operations) != 1 or len(self._works) >= MOST_UNDER_WAY:
-            return None
+        if len(group.operations) != 1:
+            return Plan.NOT
         (_, op), (_, reads, writes) = group.operations[0], group.extents()[0]
         rank = self._ranks.get(op.communicator)
         if rank is None or not combine.supports(op) or reads < SMALLEST:
-            return None
-        slot = op.number % direct_page.SLOTS
-        if slot in rank.slots and rank.slots[slot] in self._works:
-            return None
+            return Plan.NOT
+        peers = self._peers(rank)
+        if not peers:
+            return Plan.NOT
+        last = rank.slots.get(op.number % direct_page.SLOTS)
+        if len(self._works) >= MOST_UNDER_WAY or last in self._works:
+            return Plan.LATER
+        segment = self._memory.take(reads, rank.direct)
+        if segment is None:
+            return Plan.LATER if self._works else Plan.NOT
+        used = {work.block for work in self._works}
+        block = next(at for at in range(BLOCKS // 2) if at not in used)
+        pages = {other: rank.known[other][1] for other in peers}
+        return Work(rank, op, {**pages, rank.member.rank: rank.page}, peers, segment, block, 0, reads, writes)
+
+    def _peers(self, rank: _Rank) -> dict[int, PeerMemory]:
+        """Return the other ranks' memory, all of it mapped; none where any of it cannot be."""
         meeting = rank.member.meeting
-        assert isinstance(meeting, SharedMeeting)
         peers = rank.direct.peers(meeting.unique, meeting.members, meeting.members[rank.member.rank])
         try:
-            pages = {other: self._page(meeting, peer) for other, peer in peers.items()}
-            if not peers or any(self._memory.known(peer) < 0 for peer in peers.values()):
-                return None
+            for other, peer in peers.items():
+                self._page(rank, other, peer)
+            if any(self._memory.known(peer) < 0 for peer in peers.values()):
+                return {}
             self._memory.page(rank.page.memory)
         except DeviceError as error:
             log.info("a collective takes the way through the host", reason=str(error))
-            return None
-        segment = self._memory.take(reads, rank.direct)
-        if segment is None:
-            return None
-        used = {work.block for work in self._works}
-        block = next(at for at in range(BLOCKS // 2) if at not in used)
-        return Work(rank, op, {**pages, rank.member.rank: rank.page}, peers, segment, block, 0, reads, writes)
+            return {}
+        return peers
 
-    def _page(self, meeting: SharedMeeting, peer: PeerMemory) -> Page:
-        page = Page.read(peer.pages[direct_page.digest_of(meeting.unique)], meeting.ranks)
-        self._memory.page(page.memory)
-        return page
+    def _page(self, rank: _Rank, other: int, peer: PeerMemory) -> Page:
+        if other not in rank.known or rank.known[other][0] is not peer:
+            meeting = rank.member.meeting
+            page = Page.read(peer.pages[direct_page.digest_of(meeting.unique)], meeting.ranks)
+            self._memory.page(page.memory)
+            rank.known[other] = peer, page
+        return rank.known[other][1]
 
     def submit(self, work: Work, stream: Any, host: int) -> None:
         """Give it to its streams. ``host``: pinned memory for the larger of what it reads and writes.
@@ -227,60 +292,83 @@ class DirectCollectives:
             self._memory.forget({peer for peer in self._memory.mapped if not any(
                 rank.direct.over(peer) for rank in self._ranks.values())} | keep)
 
-    # -- the thread of one collective, without the driver ----------------------------------
-    def take_part(self, work: Work, group: Group, seq: int, cancelled: Callable[[], bool],
-                  rest: Callable[[], None]) -> None:
-        """Decide, and see it through; :meth:`end` has to follow. ``rest``: called once the contribution is staged.
+    # -- in threads of their own, without the driver ----------------------------------------
+    def begin(self, work: Work, group: Group, seq: int) -> None:
+        """Take part: :meth:`look` is called from now on, until it is finished."""
+        work.group, work.seq = group, seq
+        meeting, (posting,) = work.rank.member.meeting, group.postings
+        meeting.begins_direct(posting, lambda: [other for other, page in work.pages.items() if page.given(work.number)])
+        self.under_way.append(work)
 
-        Raises :class:`RankLost`, :class:`DeviceError`.
-        """
-        meeting = work.rank.member.meeting
-        assert isinstance(meeting, SharedMeeting)
-        (posting,) = group.postings
-        meeting.begins_direct(posting, lambda: [
-            other for other, page in work.pages.items() if page.given(work.number)])
-        decision, why = self._decide(work, meeting, cancelled, rest)
-        if decision is Decision.DIRECT and self._directly(work, meeting, cancelled):
-            meeting.ends_direct(posting, seq)
-        elif decision is Decision.HOST:
-            log.info("a collective takes the way through the host", call=seq, reason=why)
-            self._through_host(work, group, seq, cancelled)
+    def look(self, hooks: Hooks) -> bool:
+        """See all works under way on; return whether any went on. Called by one thread."""
+        moved = False
+        for work in list(self.under_way):
+            before = work.state
+            try:
+                self._step(work, hooks)
+            except Exception as error:  # the error before the streams go on: nothing behind it may count
+                hooks.failed(work, error)
+                self._let_go(work)
+            moved |= work.state is not before
+            if work.finished:
+                self.under_way.remove(work)
+                hooks.rest(work, False)
+        return moved
 
-    def end(self, work: Work, group: Group, cancelled: Callable[[], bool]) -> None:
-        """Let the streams go on, whatever was decided; an error is noted already.
+    def _step(self, work: Work, hooks: Hooks) -> None:
+        rank, number = work.rank, work.number
+        if hooks.cancelled():
+            if work.state is not State.HOST:  # else its thread ends it
+                self._let_go(work)
+                work.state = State.FINISHED
+            return
+        if not work.staged and rank.page.ready(number, rank.member.rank) >= value_of(number):
+            work.staged = True
+            hooks.rest(work, True)
+        if work.state is State.OPEN:
+            self._decide(work, hooks)
+        elif work.state is State.DIRECT:
+            if rank.page.word(number, COMPLETE):
+                self._meeting(work).ends_direct(self._posting(work), work.seq)
+                work.state = State.FINISHED
+            elif self._meeting(work).aborted:
+                self._let_go(work)
+            elif self._due(work):
+                self._check_peers(work)
+        elif work.state is State.ENDING and rank.page.word(number, COMPLETE):
+            work.state = State.FINISHED  # its parameter blocks were read, and may be used again
 
-        Its parameter blocks are used again only when the communicator's stream has read them.
-        """
-        self._let_go(work)
-        for posting in group.postings:
-            if isinstance(work.rank.member.meeting, SharedMeeting):
-                work.rank.member.meeting.gives_up(posting)
-        looks = _Looks(SLOW)
-        while not work.rank.page.word(work.number, COMPLETE) and not cancelled():
-            looks.wait()
-        work.finished = True
-
-    def _decide(self, work: Work, meeting: SharedMeeting, cancelled: Callable[[], bool], rest: Callable[[], None]
-                ) -> tuple[Decision, str]:
-        rank, looks = work.rank, _Looks()
-        resting = False
-        while True:
+    def _decide(self, work: Work, hooks: Hooks) -> None:
+        decision, why = Decision.OPEN, ""
+        if all(page.given(work.number) for page in work.pages.values()):
             decision, why = direct_page.decide(work.number, work.pages)
-            if decision is not Decision.OPEN:
-                return decision, why
-            if not resting and rank.page.ready(work.number, rank.member.rank) >= value_of(work.number):
-                resting = True
-                rest()
-            if cancelled():
-                return Decision.OPEN, "it is given up"
-            if meeting.aborted:
-                return Decision.HOST, "the communicator is aborted"
-            if looks.due() and (over := [other for other, peer in work.peers.items() if self._over(work, peer)]):
-                return Decision.HOST, f"other workers serve ranks {over}, or none"
-            looks.wait()
+        elif self._meeting(work).aborted:
+            decision, why = Decision.HOST, "the communicator is aborted"
+        elif self._due(work) and (over := [other for other, peer in work.peers.items() if self._over(work, peer)]):
+            decision, why = Decision.HOST, f"other workers serve ranks {over}, or none"
+        if decision is Decision.DIRECT:
+            self._directly(work)
+            work.state = State.DIRECT
+        elif decision is Decision.HOST:
+            log.info("a collective takes the way through the host", call=work.seq, reason=why)
+            work.state = State.HOST
+            hooks.through_host(work)
 
-    def _directly(self, work: Work, meeting: SharedMeeting, cancelled: Callable[[], bool]) -> bool:
-        """Return whether the device has exchanged all."""
+    def _due(self, work: Work) -> bool:
+        if (now := time.monotonic()) < work.looked + LOST:
+            return False
+        work.looked = now
+        return True
+
+    def _meeting(self, work: Work) -> SharedMeeting:
+        return work.rank.member.meeting
+
+    def _posting(self, work: Work) -> Posting:
+        assert work.group is not None
+        return work.group.postings[0]
+
+    def _directly(self, work: Work) -> None:
         rank, number = work.rank, work.number
         sources = []
         for other, page in sorted(work.pages.items()):
@@ -290,14 +378,6 @@ class DirectCollectives:
                 work.peers[other], post.segment, post.offset, work.reads))
         self._write(work, combine.work_of(work.operation, rank.member.rank, sources), combine.nothing())
         rank.page.set(number, DECIDED, BROUGHT)
-        looks = _Looks(SLOW)
-        while not rank.page.word(number, COMPLETE):
-            if cancelled() or meeting.aborted:
-                return False
-            if looks.due():
-                self._check_peers(work)
-            looks.wait()
-        return True
 
     def _check_peers(self, work: Work) -> None:
         """Go back where a worker that was to bring something is not there any more. Raises :class:`RankLost`."""
@@ -313,18 +393,27 @@ class DirectCollectives:
     def _over(self, work: Work, peer: PeerMemory) -> bool:
         return work.rank.direct.over(peer) or work.rank.direct.gone(peer.session)
 
-    def _through_host(self, work: Work, group: Group, seq: int, cancelled: Callable[[], bool]) -> None:
-        page, number, looks = work.rank.page, work.number, _Looks()
+    def through_host(self, work: Work, cancelled: Callable[[], bool]) -> None:
+        """Exchange it through the host, in a thread of its own; :meth:`end` has to follow.
+
+        Raises :class:`RankLost`, :class:`DeviceError`.
+        """
+        page, number = work.rank.page, work.number
+        assert work.group is not None
         self._write(work, combine.copy_of(work.host, work.segment.address, work.reads), combine.nothing())
         page.release(number)
         page.set(number, DECIDED)
         while not page.word(number, GOT):
             if cancelled():
                 return
-            looks.wait()
-        group.run(seq, cancelled)
+            time.sleep(PAUSE)
+        work.group.run(work.seq, cancelled)
         self._write(work, None, combine.copy_of(work.operation.receive, work.host, work.writes))
         page.set(number, BROUGHT)
+
+    def end(self, work: Work) -> None:
+        """Let the streams come to its end; an error is noted already."""
+        self._let_go(work)
 
     def _let_go(self, work: Work) -> None:
         """Let the streams come to the end, whatever was decided."""
@@ -332,6 +421,9 @@ class DirectCollectives:
         if not page.word(work.number, DECIDED) or not page.word(work.number, BROUGHT):
             page.set(work.number, DECIDED, BROUGHT)
         page.release(work.number)
+        if work.group is not None:
+            self._meeting(work).gives_up(self._posting(work))
+        work.state = State.ENDING
 
     def _write(self, work: Work, direct: bytes | None, after: bytes) -> None:
         """Write the parameter blocks: of the parts, unless None, and of what follows."""
@@ -350,27 +442,6 @@ class DirectCollectives:
         if self._kernel is not None:
             self._kernel.close()
         self._memory.close()
-
-
-class _Looks:
-    """Pace of a thread that waits for words in memory."""
-
-    def __init__(self, first: float = QUICK) -> None:
-        self._pause, self._began = first, time.monotonic()
-        self._due = self._began + LOST
-
-    def due(self) -> bool:
-        """Whether it is time for a costly look."""
-        if (now := time.monotonic()) < self._due:
-            return False
-        self._due = now + LOST
-        return True
-
-    def wait(self) -> None:
-        """Sleep until the next look."""
-        if time.monotonic() - self._began > LONG:
-            self._pause = SLOW
-        time.sleep(self._pause)
 
 
 def _set(stream: Any, address: int, value: int) -> None:

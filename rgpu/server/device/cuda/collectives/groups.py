@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from cuda.bindings import driver
 
 from rgpu.server.collectives.communicators import Communicators, Group
 from rgpu.server.collectives.shared import RankLost
-from rgpu.server.device.cuda.collectives.direct import DirectCollectives, Work
+from rgpu.server.device.cuda.collectives.direct import DirectCollectives, Plan, Work
 from rgpu.server.device.cuda.collectives.gates import Gates
 from rgpu.server.device.cuda.collectives.staging import Buffer, Staging
 from rgpu.server.device.cuda.engine import Engine
@@ -37,7 +37,7 @@ from rgpu.session.objects.collectives import Operation, Reduction
 log = structlog.get_logger(__name__)
 
 POLL = 0.00005  #: seconds between two polls of the gates
-MOST_STAGED = 512 << 20  #: bytes of groups that were submitted and are not complete
+MOST_STAGED = 768 << 20  #: bytes of groups that were submitted and are not complete
 PATIENCE = 1.0  #: seconds that a group over that limit waits for another one to complete
 CUDA_ERROR_UNKNOWN = 999
 NO_GATE = -1
@@ -151,7 +151,7 @@ class Collectives:
         staged = [Staged(*extent) for extent in group.extents()]
         sizes = [size for one in staged for size in one.sizes]
         self._await_room(sizes)
-        work = self._direct.plan(group) if self._direct is not None else None
+        work = self._plan(group)
         gate = self._gates.take() if work is None else NO_GATE
         buffers: list[Buffer] = []
         try:
@@ -177,23 +177,41 @@ class Collectives:
         group.post(staged)
         self._note(_Given(seq, group, gate, buffers, work), True)
 
+    def _plan(self, group: Group) -> Work | None:
+        """Return the work of a group that is exchanged directly; waits while many are under way, as for room."""
+        since = time.monotonic()
+        while self._direct is not None and not self._work.error.result:
+            found = self._direct.plan(group)
+            if isinstance(found, Work):
+                return found
+            if found is Plan.NOT or time.monotonic() - since > PATIENCE:
+                break
+            time.sleep(POLL)
+            self._recycle(self._engine.is_complete)
+        return None
+
     def _note(self, given: _Given, whole: bool) -> None:
         """Note a group, so that its gate and buffers are used again once the streams have passed all of its work."""
         for stream in given.group.streams:
             self._completion.submitted(stream, given.seq)
         with self._changed:
             self._given.append(given)
-            if whole and given.work is not None:
-                self._begin(given)
+            if whole and self._direct is not None and given.work is not None:
+                self._direct.begin(given.work, given.group, given.seq)
             elif whole:
                 self._coming.append(given)
-                self._changed.notify_all()
+            self._changed.notify_all()
 
-    def _begin(self, given: _Given) -> None:
-        """Start the thread of a group; with the lock."""
-        thread = threading.Thread(target=self._take_part, args=(given,), name="cuda-collective", daemon=True)
-        self._threads.add(thread)
+    def _start(self, target: Callable[[Any], None], what: Any) -> None:
+        """Start the thread of a group."""
+        thread = threading.Thread(target=target, args=(what,), name="cuda-collective", daemon=True)
+        with self._changed:
+            self._threads.add(thread)
         thread.start()
+
+    @property
+    def _exchanging(self) -> bool:
+        return self._direct is not None and bool(self._direct.under_way)
 
     def _open(self, gate: int) -> None:
         if gate != NO_GATE:
@@ -289,19 +307,50 @@ class Collectives:
     def _watch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._coming)
+                self._changed.wait_for(lambda: self._stopped or self._coming or self._exchanging)
                 if self._stopped:
-                    return
+                    break
                 over = bool(self._engine.error())
                 reached = [given for given in self._coming if over or self._gates.reached(given.gate)]
                 self._coming = [given for given in self._coming if given not in reached]
                 for given in [] if over else reached:
                     self._rest(given, True)
-                    self._begin(given)
+                    self._start(self._take_part, given)
             for given in reached if over else []:
                 self._gates.open(given.gate)
-            if not reached:
+            moved = self._direct is not None and self._direct.look(self)
+            if not reached and not moved:
                 time.sleep(POLL)
+        if self._direct is not None:
+            self._direct.look(self)
+
+    # -- hooks of direct collectives, called by the watching thread ------------------------
+    def cancelled(self) -> bool:
+        """See :meth:`.direct.Hooks.cancelled`."""
+        return self._stopped or bool(self._engine.error())
+
+    def rest(self, work: Work, resting: bool) -> None:
+        """See :meth:`.direct.Hooks.rest`."""
+        self._engine.rest(work.operation.stream, resting)
+
+    def failed(self, work: Work, error: Exception) -> None:
+        """See :meth:`.direct.Hooks.failed`."""
+        self._note_error(f"call {work.seq}", error)
+
+    def through_host(self, work: Work) -> None:
+        """See :meth:`.direct.Hooks.through_host`."""
+        self._start(self._take_part_through_host, work)
+
+    def _take_part_through_host(self, work: Work) -> None:
+        assert self._direct is not None
+        try:
+            self._direct.through_host(work, self.cancelled)
+        except Exception as error:
+            self._note_error(str(work.group), error)
+        finally:
+            self._direct.end(work)
+            with self._changed:
+                self._threads.discard(threading.current_thread())
 
     def _rest(self, given: _Given, resting: bool) -> None:
         """Notify the engine that streams wait for other ranks: that does not count as the GPU's time."""
@@ -309,23 +358,20 @@ class Collectives:
             self._engine.rest(stream, resting)
 
     def _take_part(self, given: _Given) -> None:
-        def cancelled() -> bool:
-            return self._stopped or bool(self._engine.error())
-
         try:
-            if self._direct is not None and given.work is not None:
-                self._direct.take_part(given.work, given.group, given.seq, cancelled, lambda: self._rest(given, True))
-            else:
-                given.group.run(given.seq, cancelled)
-        except RankLost as lost:
-            self._work.error.note(lost.result, lost.detail)
-        except Exception as error:  # else the program waits for ever
-            log.exception("a collective failed", call=given.seq, group=str(given.group))
-            self._work.error.note(CUDA_ERROR_UNKNOWN, f"{given.group}: {error}")
+            given.group.run(given.seq, self.cancelled)
+        except Exception as error:
+            self._note_error(str(given.group), error)
         finally:
             self._open(given.gate)
-            if self._direct is not None and given.work is not None:
-                self._direct.end(given.work, given.group, cancelled)
             self._rest(given, False)
             with self._changed:
                 self._threads.discard(threading.current_thread())
+
+    def _note_error(self, what: str, error: Exception) -> None:
+        """Note an error as the device's: else the program waits for ever."""
+        if isinstance(error, RankLost):
+            self._work.error.note(error.result, error.detail)
+            return
+        log.exception("a collective failed", group=what)
+        self._work.error.note(CUDA_ERROR_UNKNOWN, f"{what}: {error}")
