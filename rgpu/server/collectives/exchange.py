@@ -32,6 +32,9 @@ class Direct(Protocol):
     def page(self, unique: Unique, rank: int) -> Page | None:
         """Return this session's page of a communicator, made at the first call; None: it cannot be made."""
 
+    def ended(self, unique: Unique) -> None:
+        """Note that this session's rank of a communicator is over."""
+
     def segment(self, fd: int, size: int) -> int:
         """Lend memory of the GPU to the others, by a descriptor of the driver's; return its number, 0: not lent."""
 

@@ -1,4 +1,4 @@
-"""As much of ``cuda.bindings.driver`` as our page hashing uses, on the PTX engine instead of a GPU.
+"""As much of ``cuda.bindings.driver`` as our kernels' callers use, on the PTX engine instead of a GPU.
 
 Device memory is this process's memory, pointers are its addresses, and every
 kernel runs the committed PTX at its launch. Streams are real enough to catch
@@ -167,7 +167,8 @@ class EngineDriver:
         size = ctypes.c_size_t.from_address(pointers[3] or 0).value
         data = ctypes.string_at(pointers[1] or 0, size)
         module, name = function
-        self.log.append(f"{name} blocks {x} per_warp {struct.unpack_from('<QIII', data)[3]}")
+        per_warp = f" per_warp {struct.unpack_from('<QIII', data)[3]}" if "hash" in name else ""
+        self.log.append(f"{name} blocks {x}{per_warp}")
 
         def run() -> None:
             ranges = MemoryRanges([(at, at + array.nbytes) for at, array in self.buffers.items()])

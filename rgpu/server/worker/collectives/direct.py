@@ -24,7 +24,7 @@ from rgpu.session.errors import Corrupt, LinkError
 
 log = structlog.get_logger(__name__)
 
-MOST_PAGES = 4096  #: of one worker, and of one lender
+MOST_PAGES = 512  #: of one worker, and of one lender: the descriptors of a worker's stay open
 MOST_SEGMENTS = 64
 LARGEST = 1 << 40  #: bytes of a segment
 
@@ -70,6 +70,15 @@ class Direct:
                 self._own.pages[name] = fd, Page.make(np.frombuffer(mapped, np.uint8), rank)
                 self._announce(PAGE, 0, PAGE_SIZE, fd, name)
             return self._own.pages[name][1]
+
+    def ended(self, unique: Unique) -> None:
+        """Note that this session's rank of a communicator is over: its pages are not lent or kept any more."""
+        name = digest_of(unique)
+        with self._lock:
+            if (own := self._own.pages.pop(name, None)) is not None:
+                os.close(own[0])
+            for peer in self._peers.values():
+                peer.pages.pop(name, None)
 
     def segment(self, fd: int, size: int) -> int:
         """Announce memory of the GPU by a descriptor of the driver's, which becomes this object's; return its number,
@@ -136,9 +145,8 @@ class Direct:
     def take(self, peer: PeerMemory, message: Message) -> None:
         """Take a message of a rank memory socket; the descriptor becomes this object's. Raises :class:`Corrupt`."""
         with self._lock:
-            if message.kind == PAGE and message.data not in peer.pages:
-                if message.size != PAGE_SIZE or len(message.data) != 16 or len(peer.pages) >= MOST_PAGES \
-                        or os.fstat(message.fd).st_size != PAGE_SIZE:
+            if message.kind == PAGE and message.data not in peer.pages and len(peer.pages) < MOST_PAGES:
+                if message.size != PAGE_SIZE or len(message.data) != 16 or os.fstat(message.fd).st_size != PAGE_SIZE:
                     os.close(message.fd)
                     raise Corrupt("PAGE on a rank memory socket is no page", reason="size")
                 try:
@@ -152,7 +160,7 @@ class Direct:
                     and len(peer.segments) < MOST_SEGMENTS and 0 < message.size <= LARGEST:
                 peer.segments.append((message.fd, message.size))
             else:
-                os.close(message.fd)  # the same again, over another connection
+                os.close(message.fd)  # the same again, over another connection; or more than is mapped
 
     def describe(self) -> dict[str, int]:
         """Return {gpu_segments, gpu_segment_bytes}."""

@@ -42,6 +42,7 @@ MOST_UNDER_WAY = 12  #: less than half of a page's slots
 PART = 32 << 20  #: bytes of a contribution from which on it becomes ready in parts
 MOST_PARTS = 4
 LOST = 0.05  #: seconds between two looks whether other ranks' workers are still those
+SETTLED = 10.0  #: seconds after which a communicator's streams have written their last words
 PAUSE = 0.0001  #: seconds between two looks at a word
 
 
@@ -146,6 +147,7 @@ class DirectCollectives:
         self._ranks: dict[int, _Rank] = {}
         self._works: list[Work] = []  #: whose segments may be read yet
         self._blocks = (0, 0)
+        self._ended: list[tuple[float, list[Page]]] = []  #: when, and the pages that its streams may write yet
         self.under_way: deque[Work] = deque()  #: for :meth:`look`
 
     def create(self, number: int, member: Communicator, direct: Direct | None) -> None:
@@ -172,6 +174,14 @@ class DirectCollectives:
         """Note that a rank ended; what it gave goes on."""
         if (rank := self._ranks.pop(number, None)) is not None:
             driver.cuStreamDestroy(rank.stream)
+            rank.direct.ended(rank.member.meeting.unique)
+            self._ended.append((time.monotonic(), [rank.page, *(page for _, page in rank.known.values())]))
+
+    def trim(self) -> None:
+        """Forget the pages of ranks that ended long ago; no stream waits for other ranks."""
+        while self._ended and not self._works and time.monotonic() > self._ended[0][0] + SETTLED:
+            for page in self._ended.pop(0)[1]:
+                self._memory.drop(page.memory)
 
     def passes(self, group: Group) -> None:
         """Note that a group takes the way through the host."""

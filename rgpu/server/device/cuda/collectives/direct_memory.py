@@ -180,6 +180,12 @@ class DirectMemory:
             self._pages[address] = memory, there
         return self._pages[address][1]
 
+    def drop(self, memory: np.ndarray[Any, Any]) -> None:
+        """Forget a page. It may wait for the device."""
+        address = int(memory.__array_interface__["data"][0])
+        if self._pages.pop(address, None) is not None:
+            driver.cuMemHostUnregister(address)
+
     def close(self) -> None:
         """Free everything; no stream uses it."""
         with suppress(DeviceError):

@@ -302,6 +302,8 @@ class Collectives:
             self._staging.give(given.buffers)
         if not self._given:
             self._staging.trim()
+            if self._direct is not None:
+                self._direct.trim()
 
     # -- execution, in threads of its own ----------------------------------------------
     def _watch(self) -> None:

@@ -246,9 +246,10 @@ def test_generated_files_are_what_the_source_gives() -> None:
     assert installed == generate.NVRTC, \
         f"nvidia-cuda-nvrtc {installed} is installed: the files come from {generate.NVRTC} (pinned in pyproject.toml)"
     for name, architecture in generate.PRODUCTS.items():
-        made, _ = generate.compile_source(architecture)
+        made, _ = generate.compile_source(architecture, source=generate.source_of(name))
         committed = (generate.FOLDER / name).read_bytes()
-        assert made == committed, f"{name} is not what pagehash.cu gives: python -m {generate.__name__}"
+        source = generate.source_of(name).name
+        assert made == committed, f"{name} is not what {source} gives: python -m {generate.__name__}"
 
 
 def test_the_module_holds_nothing_but_code() -> None:
