@@ -47,6 +47,9 @@ class Direct(Protocol):
     def gone(self, session: str) -> bool:
         """Whether that session is over."""
 
+    def probe(self, session: str) -> None:
+        """Find out what has become of a session that is waited for: :meth:`over` and :meth:`gone` tell then."""
+
     def go_back(self, why: str) -> None:
         """End this worker, so that its session begins again at its checkpoint."""
 

@@ -116,3 +116,17 @@ def test_long_collectives_queued_far_ahead(pool: LocalPool, tmp_path: Path, dela
                              capture_output=True, check=True).stdout.split()[1] for rank in range(2)]
     programs[0].wait_lines(1)
     assert [one.finish() for one in programs] == wanted, pool.logs()
+
+
+def test_a_program_that_ends_lets_the_others_collective_end(pool: LocalPool) -> None:
+    """Before its long contribution has come; they get what NCCL gives."""
+    pytest.importorskip("cuda.bindings.driver")
+    pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(DIRECT)}
+    programs = train(pool, "train", 40, 12, ("node-a", "node-a"), ("--gpus", "0.25", "--memory", "64MiB"))
+    assert pool.session("train-0")["rank_links"]["gpu_segments"] > 0, "they exchange directly"
+    asked = programs[1].process.pid  # `rgpu run`, which `ps` names until the program's own is told
+    os.kill(eventually(lambda: {pool.session("train-1")["pid"]} - {asked}, "its program is not known").pop(),
+            signal.SIGKILL)
+    assert programs[0].process.wait(60) == 3, programs[0].errors[-20:]
+    programs[0].finish_reading()
+    assert programs[0].lines[-1] == "lost 911 True"

@@ -80,6 +80,7 @@ class Asking:
         self._refills: dict[Unique, str] = {}  #: communicators that the log may lack parts of: the session to ask
         self._refilling: list[Unique] = []  #: by the id of the REFILL
         self._linked: dict[str, int] = {}  #: by session: the epoch of the newest link to it
+        self._probed: set[str] = set()  #: sessions without a link that one is requested to, without a question
         self._thread: threading.Thread | None = None
 
     # -- what the device asks --------------------------------------------------------
@@ -136,6 +137,7 @@ class Asking:
             self._epochs[session] = connection.epoch
             old = self._links.pop(session, None)
             self._links[session] = connection
+            self._probed.discard(session)
             self._next.pop(session, None)
             if lent is not None:
                 self._tell(session, BORROW, _encode(Borrow(lent.number, lent.direct is not None)))
@@ -166,6 +168,15 @@ class Asking:
     def epoch_of(self, session: str) -> int:
         """Return the highest epoch at which a session was seen."""
         return self._epochs.get(session, 0)
+
+    def probe(self, session: str) -> None:
+        """Find out whether a session's worker is still the linked one, or what has become of it."""
+        with self._lock:
+            if (link := self._links.get(session)) is None:
+                self._probed.add(session)
+                self._begin()
+                return
+        self._dial(session, link.epoch)
 
     def is_gone(self, session: str) -> bool:
         """Tell whether a session is over."""
@@ -228,7 +239,7 @@ class Asking:
 
     def _unreached(self) -> set[str]:
         asked = {question.session for question in self._questions.open.values()} | set(self._refills.values())
-        return asked - set(self._links)
+        return (asked | (self._probed - set(self._questions.gone))) - set(self._links)
 
     def _send(self, questions: Sequence[Question]) -> None:
         for one in questions:

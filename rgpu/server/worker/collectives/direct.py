@@ -40,13 +40,15 @@ class _Own:
 class Direct:
     """See the module docstring. An implementation of :class:`rgpu.server.collectives.exchange.Direct`. Thread-safe.
 
-    ``epoch_of(session)``: the highest epoch at which a session was seen; ``gone(session)``: it is over; ``go_back``: as
-    for :class:`.answering.Answering`; ``replaying()``: as for :class:`.asking.Asking`.
+    ``epoch_of(session)``: the highest epoch at which a session was seen; ``gone(session)``: it is over;
+    ``probe(session)``: finds out whether it is; ``go_back``: as for :class:`.answering.Answering`; ``replaying()``: as
+    for :class:`.asking.Asking`.
     """
 
-    def __init__(self, epoch_of: Callable[[str], int], gone: Callable[[str], bool], go_back: Callable[[str], None],
-                 replaying: Callable[[], bool]) -> None:
+    def __init__(self, epoch_of: Callable[[str], int], gone: Callable[[str], bool], probe: Callable[[str], None],
+                 go_back: Callable[[str], None], replaying: Callable[[], bool]) -> None:
         self._epoch_of, self._gone, self._go_back, self._replaying = epoch_of, gone, go_back, replaying
+        self.probe = probe
         self._lock = threading.RLock()
         self._own = _Own()
         self._borrowers: set[Channel] = set()

@@ -28,7 +28,7 @@ class Ranks:
         self.session, self.log = session, log
         self._segments = OwnSegments()
         self._asking = Asking(session, self.log, dial, replaying)
-        self.direct = Direct(self._asking.epoch_of, self._asking.is_gone, go_back, replaying)
+        self.direct = Direct(self._asking.epoch_of, self._asking.is_gone, self._asking.probe, go_back, replaying)
         self._answering = Answering(self.log, go_back, self._segments, self.direct)
         self._uniques: dict[Unique, Shared] = {}
 

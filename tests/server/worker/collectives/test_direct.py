@@ -27,7 +27,7 @@ class Worker:
         self.incoming = False
         self.back: list[str] = []
         self.direct = Direct(lambda session: self.epochs.get(session, 0), self.gone.__contains__, self.back.append,
-                             lambda: self.incoming)
+                             self.back.append, lambda: self.incoming)
 
     def borrow(self, lender: Worker, session: str, epoch: int = 1) -> PeerSegments:
         """Make a link to the lender's worker, and read what it sends."""

@@ -41,6 +41,7 @@ SMALLEST = 1 << 18  #: bytes of a contribution that is worth it: shorter ones ar
 MOST_UNDER_WAY = 12  #: less than half of a page's slots
 PART = 32 << 20  #: bytes of a contribution from which on it becomes ready in parts
 MOST_PARTS = 4
+PATIENCE, PROBES = 1.0, 5.0  #: seconds until it is asked what has become of a rank, and until it is asked again
 LOST = 0.05  #: seconds between two looks whether other ranks' workers are still those
 SETTLED = 10.0  #: seconds after which a communicator's streams have written their last words
 PAUSE = 0.0001  #: seconds between two looks at a word
@@ -100,7 +101,9 @@ class Work:
     seq: int = 0
     state: State = State.OPEN
     staged: bool = False  #: its contribution is in the segment
+    since: float = field(default_factory=time.monotonic)
     looked: float = 0.0  #: when other ranks' workers were looked for, monotonic s
+    probed: float = 0.0  #: when it was last asked what has become of them
 
     @property
     def finished(self) -> bool:
@@ -355,8 +358,10 @@ class DirectCollectives:
             decision, why = direct_page.decide(work.number, work.pages)
         elif self._meeting(work).aborted:
             decision, why = Decision.HOST, "the communicator is aborted"
-        elif self._due(work) and (over := [other for other, peer in work.peers.items() if self._over(work, peer)]):
-            decision, why = Decision.HOST, f"other workers serve ranks {over}, or none"
+        elif self._due(work):
+            self._probe(work, [other for other in work.peers if not work.pages[other].given(work.number)])
+            if over := [other for other, peer in work.peers.items() if self._over(work, peer)]:
+                decision, why = Decision.HOST, f"other workers serve ranks {over}, or none"
         if decision is Decision.DIRECT:
             self._directly(work)
             work.state = State.DIRECT
@@ -370,6 +375,15 @@ class DirectCollectives:
             return False
         work.looked = now
         return True
+
+    def _probe(self, work: Work, ranks: Sequence[int]) -> None:
+        """Have it found out what has become of ranks that have been waited for long."""
+        now = time.monotonic()
+        if now < max(work.since + PATIENCE, work.probed + PROBES):
+            return
+        work.probed = now
+        for rank in ranks:
+            work.rank.direct.probe(work.peers[rank].session)
 
     def _meeting(self, work: Work) -> SharedMeeting:
         return work.rank.member.meeting
@@ -391,9 +405,10 @@ class DirectCollectives:
 
     def _check_peers(self, work: Work) -> None:
         """Go back where a worker that was to bring something is not there any more. Raises :class:`RankLost`."""
-        for other, peer in work.peers.items():
-            if work.rank.page.ready(work.number, other) >= value_of(work.number):
-                continue
+        missing = [other for other in work.peers if work.rank.page.ready(work.number, other) < value_of(work.number)]
+        self._probe(work, missing)
+        for other in missing:
+            peer = work.peers[other]
             if work.rank.direct.gone(peer.session):
                 raise RankLost(f"{work.operation}: rank {other} ({peer.session}) brings nothing to it: it is over")
             if work.rank.direct.over(peer):
