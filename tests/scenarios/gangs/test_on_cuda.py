@@ -130,3 +130,18 @@ def test_a_program_that_ends_lets_the_others_collective_end(pool: LocalPool) -> 
     assert programs[0].process.wait(60) == 3, programs[0].errors[-20:]
     programs[0].finish_reading()
     assert programs[0].lines[-1] == "lost 911 True"
+
+
+def test_a_rank_that_exchanges_directly_is_moved_by_replay_and_by_copy(pool: LocalPool) -> None:
+    """What was exchanged directly is not kept: a replay of it is given up, and the session is copied."""
+    pytest.importorskip("cuda.bindings.driver")
+    pool.environment |= {"RGPU_NCCL": "calls", "COUNT": str(DIRECT)}
+    programs = train(pool, "train", 60, 20, ("node-a", "node-a"), ("--gpus", "0.25", "--memory", "64MiB"))
+    pool.rgpu("migrate", "train-1", "node-b", "--mode", "replay")
+    assert pool.session("train-1")["host"] == "node-b"
+    programs[0].wait_lines(len(programs[0].lines) + 3)
+    pool.rgpu("migrate", "train-1", "node-a", "--mode", "copy")
+    programs[0].wait_lines(len(programs[0].lines) + 8)
+    kill_worker(pool, "train-0")
+    released(pool, "train").touch()
+    assert {program.finish() for program in programs} == {expected(60, 2, DIRECT)}, pool.logs()
