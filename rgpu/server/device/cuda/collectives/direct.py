@@ -32,7 +32,7 @@ from rgpu.server.collectives.shared import RankLost, SharedMeeting
 from rgpu.server.device.cuda.collectives import combine
 from rgpu.server.device.cuda.collectives.direct_memory import BLOCK, BLOCKS, DirectMemory, Segment
 from rgpu.server.device.cuda.errors import check
-from rgpu.session.errors import DeviceError
+from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.objects.collectives import Kind, Operation
 
 log = structlog.get_logger(__name__)
@@ -45,6 +45,7 @@ PATIENCE, PROBES = 1.0, 5.0  #: seconds until it is asked what has become of a r
 LOST = 0.05  #: seconds between two looks whether other ranks' workers are still those
 SETTLED = 10.0  #: seconds after which a communicator's streams have written their last words
 PAUSE = 0.0001  #: seconds between two looks at a word
+PARTS, RESULT = range(2)  #: parameter blocks: of the kernels that combine parts, and of the one behind BROUGHT
 
 
 class Plan(Enum):
@@ -64,19 +65,12 @@ class State(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRank:
-    """A rank of a communicator whose ranks are in several sessions."""
-
-    rank: int
-    meeting: SharedMeeting
-
-
 @dataclass(eq=False, slots=True)
 class _Rank:
     """One rank of a communicator here. ``stream``: the one that combines; ``slots``: by slot, what used it last."""
 
-    member: SharedRank
+    rank: int
+    meeting: SharedMeeting
     page: Page
     direct: Direct
     stream: Any
@@ -171,13 +165,13 @@ class DirectCollectives:
         if page is None or direct is None:
             driver.cuStreamDestroy(stream)
             return
-        self._ranks[number] = _Rank(SharedRank(member.rank, meeting), page, direct, stream)
+        self._ranks[number] = _Rank(member.rank, meeting, page, direct, stream)
 
     def destroy(self, number: int) -> None:
         """Note that a rank ended; what it gave goes on."""
         if (rank := self._ranks.pop(number, None)) is not None:
             driver.cuStreamDestroy(rank.stream)
-            rank.direct.ended(rank.member.meeting.unique)
+            rank.direct.ended(rank.meeting.unique)
             self._ended.append((time.monotonic(), [rank.page, *(page for _, page in rank.known.values())]))
 
     def trim(self) -> None:
@@ -213,27 +207,29 @@ class DirectCollectives:
         used = {work.block for work in self._works}
         block = next(at for at in range(BLOCKS // 2) if at not in used)
         pages = {other: rank.known[other][1] for other in peers}
-        return Work(rank, op, {**pages, rank.member.rank: rank.page}, peers, segment, block, 0, reads, writes)
+        return Work(rank, op, {**pages, rank.rank: rank.page}, peers, segment, block, 0, reads, writes)
 
     def _peers(self, rank: _Rank) -> dict[int, PeerMemory]:
         """Return the other ranks' memory, all of it mapped; none where any of it cannot be."""
-        meeting = rank.member.meeting
-        peers = rank.direct.peers(meeting.unique, meeting.members, meeting.members[rank.member.rank])
+        meeting = rank.meeting
+        peers = rank.direct.peers(meeting.unique, meeting.members, meeting.members[rank.rank])
         try:
             for other, peer in peers.items():
                 self._page(rank, other, peer)
             if any(self._memory.known(peer) < 0 for peer in peers.values()):
                 return {}
             self._memory.page(rank.page.memory)
-        except DeviceError as error:
+        except (DeviceError, Corrupt) as error:
             log.info("a collective takes the way through the host", reason=str(error))
             return {}
         return peers
 
     def _page(self, rank: _Rank, other: int, peer: PeerMemory) -> Page:
         if other not in rank.known or rank.known[other][0] is not peer:
-            meeting = rank.member.meeting
+            meeting = rank.meeting
             page = Page.read(peer.pages[direct_page.digest_of(meeting.unique)], meeting.ranks)
+            if page.rank != other:
+                raise Corrupt(f"the page of rank {other} says that it is of rank {page.rank}", reason="rank")
             self._memory.page(page.memory)
             rank.known[other] = peer, page
         return rank.known[other][1]
@@ -244,23 +240,23 @@ class DirectCollectives:
         Raises :class:`DeviceError`; then it takes the other way.
         """
         work.host = host
-        rank, me, number = work.rank, work.rank.member.rank, work.number
+        rank, me, number = work.rank, work.rank.rank, work.number
         words = {other: self._memory.page(page.memory) for other, page in work.pages.items()}
         parts = self._parts(work)
         self._works.append(work)
         rank.slots[number % direct_page.SLOTS] = work
-        self._write(work, direct=b"", after=b"")
+        for which in (PARTS, RESULT):
+            self._write(work, which, combine.nothing())
         try:
-            for part, (begin, end) in enumerate(parts):
+            for begin, end, value in parts:
                 check(driver.cuMemcpyDtoDAsync(work.segment.address + begin, work.operation.send + begin, end - begin,
                                                stream), "cuMemcpyDtoDAsync")
-                value = value_of(number, part) if part < len(parts) - 1 else value_of(number)
                 for other in words:
                     _set(stream, words[other] + direct_page.offset_of_ready(number, me), value)
             self._combine(work, parts, words)
             _await(stream, words[me] + direct_page.offset_of_word(number, COMPLETE), value_of(number))
         except DeviceError:
-            self._let_go(work)
+            self.end(work)
             rank.page.release(number, own=True)  # its blocks are not used again: a stream may have a part of it
             rank.page.gives(number, None)
             raise
@@ -270,21 +266,22 @@ class DirectCollectives:
             tuple(work.pages[other].identity for other in sorted(work.pages)),
             tuple(0 if other == me else self._memory.known(work.peers[other]) for other in sorted(work.pages))))
 
-    def _parts(self, work: Work) -> list[tuple[int, int]]:
+    def _parts(self, work: Work) -> list[tuple[int, int, int]]:
+        """Return begin and end of each part, and the value of its words."""
         size, most = work.reads, MOST_PARTS if work.operation.kind is not Kind.REDUCE_SCATTER else 1
         step = max(-(-size // most), PART) + 255 & ~255
-        return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+        return [(begin, begin + step, value_of(work.number, part)) if begin + step < size
+                else (begin, size, value_of(work.number)) for part, begin in enumerate(range(0, size, step))]
 
-    def _combine(self, work: Work, parts: Sequence[tuple[int, int]], words: dict[int, int]) -> None:
+    def _combine(self, work: Work, parts: Sequence[tuple[int, int, int]], words: dict[int, int]) -> None:
         """Submit what follows the decision to the communicator's stream."""
-        me, number, stream = work.rank.member.rank, work.number, work.rank.stream
+        me, number, stream = work.rank.rank, work.number, work.rank.stream
         own, kernel = words[me], self._kernel
         assert kernel is not None
         host, device = (start + 2 * BLOCK * work.block for start in self._blocks)
         _await(stream, own + direct_page.offset_of_word(number, DECIDED), value_of(number))
         check(driver.cuMemcpyHtoDAsync(device, host, combine.BYTES, stream), "cuMemcpyHtoDAsync")
-        for part, (begin, end) in enumerate(parts):
-            value = value_of(number, part) if part < len(parts) - 1 else value_of(number)
+        for begin, end, value in parts:
             for other in words:
                 _await(stream, own + direct_page.offset_of_ready(number, other), value)
             kernel.launch(stream, device, begin, end)
@@ -300,16 +297,15 @@ class DirectCollectives:
         for work in [work for work in self._works if work.read_by_all()]:
             self._works.remove(work)
             work.segment.used = False
-        keep = {peer for work in self._works for peer in work.peers.values()}
         if not self._works:
-            self._memory.forget({peer for peer in self._memory.mapped if not any(
-                rank.direct.over(peer) for rank in self._ranks.values())} | keep)
+            self._memory.forget(peer for peer in self._memory.mapped if not any(
+                rank.direct.over(peer) for rank in self._ranks.values()))
 
     # -- in threads of their own, without the driver ----------------------------------------
     def begin(self, work: Work, group: Group, seq: int) -> None:
         """Take part: :meth:`look` is called from now on, until it is finished."""
         work.group, work.seq = group, seq
-        meeting, (posting,) = work.rank.member.meeting, group.postings
+        meeting, (posting,) = work.rank.meeting, group.postings
         meeting.begins_direct(posting, lambda: [other for other, page in work.pages.items() if page.given(work.number)])
         self.under_way.append(work)
 
@@ -322,7 +318,7 @@ class DirectCollectives:
                 self._step(work, hooks)
             except Exception as error:  # the error before the streams go on: nothing behind it may count
                 hooks.failed(work, error)
-                self._let_go(work)
+                self.end(work)
             moved |= work.state is not before
             if work.finished:
                 self.under_way.remove(work)
@@ -333,10 +329,10 @@ class DirectCollectives:
         rank, number = work.rank, work.number
         if hooks.cancelled():
             if work.state is not State.HOST:  # else its thread ends it
-                self._let_go(work)
+                self.end(work)
                 work.state = State.FINISHED
             return
-        if not work.staged and rank.page.ready(number, rank.member.rank) >= value_of(number):
+        if not work.staged and rank.page.ready(number, rank.rank) >= value_of(number):
             work.staged = True
             hooks.rest(work, True)
         if work.state is State.OPEN:
@@ -346,7 +342,7 @@ class DirectCollectives:
                 self._meeting(work).ends_direct(self._posting(work), work.seq)
                 work.state = State.FINISHED
             elif self._meeting(work).aborted:
-                self._let_go(work)
+                self.end(work)
             elif self._due(work):
                 self._check_peers(work)
         elif work.state is State.ENDING and rank.page.word(number, COMPLETE):
@@ -386,7 +382,7 @@ class DirectCollectives:
             work.rank.direct.probe(work.peers[rank].session)
 
     def _meeting(self, work: Work) -> SharedMeeting:
-        return work.rank.member.meeting
+        return work.rank.meeting
 
     def _posting(self, work: Work) -> Posting:
         assert work.group is not None
@@ -398,9 +394,9 @@ class DirectCollectives:
         for other, page in sorted(work.pages.items()):
             post = page.post(number)
             assert post is not None, "a post does not change while its collective is under way"
-            sources.append(work.segment.address if other == rank.member.rank else self._memory.address(
+            sources.append(work.segment.address if other == rank.rank else self._memory.address(
                 work.peers[other], post.segment, post.offset, work.reads))
-        self._write(work, combine.work_of(work.operation, rank.member.rank, sources), combine.nothing())
+        self._write(work, PARTS, combine.work_of(work.operation, rank.rank, sources))
         rank.page.set(number, DECIDED, BROUGHT)
 
     def _check_peers(self, work: Work) -> None:
@@ -425,7 +421,7 @@ class DirectCollectives:
         """
         page, number = work.rank.page, work.number
         assert work.group is not None
-        self._write(work, combine.copy_of(work.host, work.segment.address, work.reads), combine.nothing())
+        self._write(work, PARTS, combine.copy_of(work.host, work.segment.address, work.reads))
         page.release(number)
         page.set(number, DECIDED)
         while not page.word(number, GOT):
@@ -433,15 +429,11 @@ class DirectCollectives:
                 return
             time.sleep(PAUSE)
         work.group.run(work.seq, cancelled)
-        self._write(work, None, combine.copy_of(work.operation.receive, work.host, work.writes))
+        self._write(work, RESULT, combine.copy_of(work.operation.receive, work.host, work.writes))
         page.set(number, BROUGHT)
 
     def end(self, work: Work) -> None:
-        """Let the streams come to its end; an error is noted already."""
-        self._let_go(work)
-
-    def _let_go(self, work: Work) -> None:
-        """Let the streams come to the end, whatever was decided."""
+        """Let the streams come to the end, whatever was decided; an error is noted already. In any thread."""
         page = work.rank.page
         if not page.word(work.number, DECIDED) or not page.word(work.number, BROUGHT):
             page.set(work.number, DECIDED, BROUGHT)
@@ -450,14 +442,9 @@ class DirectCollectives:
             self._meeting(work).gives_up(self._posting(work))
         work.state = State.ENDING
 
-    def _write(self, work: Work, direct: bytes | None, after: bytes) -> None:
-        """Write the parameter blocks: of the parts, unless None, and of what follows."""
-        at = self._blocks[0] + 2 * BLOCK * work.block
-        if direct is not None:
-            direct = direct or combine.nothing()
-            ctypes.memmove(at, direct, len(direct))
-        after = after or combine.nothing()
-        ctypes.memmove(at + BLOCK, after, len(after))
+    def _write(self, work: Work, which: int, block: bytes) -> None:
+        """Write one of a work's parameter blocks: :data:`PARTS`, or :data:`RESULT`."""
+        ctypes.memmove(self._blocks[0] + (2 * work.block + which) * BLOCK, block, len(block))
 
     def close(self) -> None:
         """Free everything; no stream waits any more. The context is current."""
