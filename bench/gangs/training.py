@@ -98,8 +98,8 @@ def moved(pool: LocalPool, name: str, job: Job, steps: int) -> list[dict[str, An
         there = next(host["host"] for host in pool.living() if host["host"] != here)
         began = time.monotonic()
         try:
-            pool.rgpu("migrate", f"{name}.1", there)
-            found.append({"to": there, "seconds": round(time.monotonic() - began, 2)})
+            told = pool.rgpu("migrate", f"{name}.1", there)
+            found.append({"to": there, "seconds": round(time.monotonic() - began, 2), "pause_ms": told.get("pause_ms")})
         except VerbError as error:
             found.append({"to": there, "refused": error.text.strip()})
     return found
@@ -147,6 +147,8 @@ def of_kind(pool: LocalPool, kind: str, options: argparse.Namespace) -> dict[str
             (options.output / f"gangs-{kind}-{name}.log").write_text(f"{failure}\n{pool.logs()}")
             print(f"{kind} {name}: FAILED {failure}", flush=True)
             continue
+        if options.logs:
+            (options.output / f"gangs-{kind}-{name}.log").write_text(pool.logs(1 << 20))
         same = row["digest"] == next(iter(rows.values())).get("digest")
         print(f"{kind} {name}: {'SAME' if same else 'OTHER'} {row['digest'][:16]} step {row['step_ms']} ms, "
               f"longest {row['longest_ms']} ms {row.get('events') or ''}", flush=True)
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--torchrun", default=shutil.which("torchrun") or "torchrun")
     parser.add_argument("--runs", default="native,remote,moved,killed")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for a run")
+    parser.add_argument("--logs", action="store_true", help="keep the logs of every run")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, LocalPool(Path(folder), 2, 10.0, options.device) as pool:

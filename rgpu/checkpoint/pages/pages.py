@@ -252,9 +252,10 @@ def _dirty_pages(device: Device, table: PageTable, region: Region) -> Iterator[P
         yield page
 
 
-def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], address: int, index: int,
-               data: Any | None) -> None:
-    """Write one received page. ``address``: the region's; ``data`` None: zeros.
+def page_run(regions: Iterable[Region] | dict[int, Region], address: int, index: int,
+             data: Any | None) -> tuple[int, int, Any | None]:
+    """Check one received page and return it for :meth:`Device.write_pages`. ``address``: the region's; ``data`` None:
+    zeros.
 
     Raises :class:`Corrupt` for a region or an index that does not exist or a
     wrong length: nothing is written outside the session's regions.
@@ -267,12 +268,10 @@ def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], ad
         size = page_size(region, index)
     except IndexError as error:
         raise Corrupt(str(error), offset=address, reason="page index") from error
-    if data is None:
-        data = bytes(size)
-    elif len(data) != size:
+    if data is not None and len(data) != size:
         raise Corrupt(f"page {index} of {address:#x} has {len(data)} bytes, {size} wanted", offset=address,
                       reason="page length")
-    device.write(address + index * PAGE, data)
+    return address + index * PAGE, size, data
 
 
 def differing(device: Device, region: Region, wanted: np.ndarray[Any, Any], key: bytes) -> np.ndarray[Any, Any]:

@@ -15,13 +15,14 @@ import numpy as np
 from rgpu.checkpoint.device import Device, Region
 from rgpu.checkpoint.manifest.state import RegionState, SessionState
 from rgpu.checkpoint.pages import pagehash
-from rgpu.checkpoint.pages.pages import apply_page, differing
+from rgpu.checkpoint.pages.pages import differing, page_run
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.store.delivery import Delivery
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, RecoveryFailed, RgpuError
 
 MENDS = 2  #: how often pages that differ are fetched again
+BATCH = 1024  #: pages written at once: where sessions share a GPU, each wait for the device may last a time slice
 
 #: Calls its argument with batches of (address, size, bytes or None for zeros) …; returns the number of pages.
 Deliver = Callable[[Callable[[list[tuple[int, int, Any]]], None]], int]
@@ -108,10 +109,15 @@ def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, 
     Zero pages of mapped memory and mirrors may be left out: they are zero already.
     """
     regions = {region.address: region.region() for region in state.regions}
-    count = 0
+    count, runs = 0, []
     for address, index, data in pages:
-        apply_page(device, regions, address, index, data)
+        runs.append(page_run(regions, address, index, data))
         count += 1
+        if len(runs) >= BATCH:
+            device.write_pages(runs)
+            runs = []
+    if runs:
+        device.write_pages(runs)
     return count
 
 

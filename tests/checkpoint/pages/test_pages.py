@@ -8,7 +8,7 @@ import pytest
 
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.pages import pagehash
-from rgpu.checkpoint.pages.pages import PageTable, apply_page, collect_dirty, differing, page_size
+from rgpu.checkpoint.pages.pages import PageTable, collect_dirty, differing, page_run, page_size
 from rgpu.session.errors import Corrupt, DeviceError
 from tests.support.checkpoint.fake_device import FakeDevice
 
@@ -64,7 +64,7 @@ def test_two_sides_converge_under_random_writes() -> None:
             data = chance.choice([b"\0", bytes([chance.randrange(256)])])
             source.write(region.address + chance.randrange(region.size), data)
         for page in collect_dirty(source, table):
-            apply_page(copy, regions, page.region.address, page.index, page.data)
+            copy.write_pages([page_run(regions, page.region.address, page.index, page.data)])
         for region in source.regions():
             assert not len(differing(copy, region, source.hash_pages(region, KEY), KEY))
             assert source.read(region.address, region.size) == copy.read(region.address, region.size)
@@ -98,7 +98,7 @@ def test_hostile_pages(address: int, index: int, data: bytes | None, reason: str
     device = FakeDevice()
     device.add(BASE, PAGE + 100)
     with pytest.raises(Corrupt) as caught:
-        apply_page(device, device.regions(), address, index, data)
+        page_run(device.regions(), address, index, data)
     assert caught.value.detail["reason"] == reason
 
 

@@ -200,9 +200,9 @@ class LocalPool:
         """The end of that daemon's own log."""
         return (self.folder / f"{host}.log").read_text(errors="replace")[-6000:]
 
-    def logs(self) -> str:
-        """The end of every log of the pool: for a failing test's message."""
-        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}"
+    def logs(self, most: int = 3000) -> str:
+        """The end of every log of the pool, ``most`` characters of each: for a failing test's message."""
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-most:]}"
                          for path in sorted(self.folder.rglob("*.log")))
 
 

@@ -10,6 +10,7 @@ what the program was promised (memory, an object): that error is sticky.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record
 
 log = structlog.get_logger(__name__)
+
+SLOW_SECONDS = 0.1  #: that a call of a rebuild takes from which on the log names it
 
 
 class Executor:
@@ -113,10 +116,13 @@ class Executor:
         answer, self._answers.answer = self._answers.answer, lambda seq, result, reply, payload: failures.append(
             DeviceError(f"{call.name} was answered with {result}", result)) if result else None
         self.textures.rebuilding = True
+        began = time.monotonic()
         try:
             self._perform(call.name, record, decoders.decode(record.call_id, record.args))
         finally:
             self._answers.answer, self.textures.rebuilding = answer, False
+            if (seconds := time.monotonic() - began) > SLOW_SECONDS:
+                log.info("a call of a rebuild took long", call=record.seq, name=call.name, ms=round(1000 * seconds))
         if failures:
             raise failures[0]
 
