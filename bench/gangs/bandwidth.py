@@ -3,6 +3,7 @@
 
     python bench/gangs/bandwidth.py                           two ranks on cuda:0; natively NCCL over sockets
     python bench/gangs/bandwidth.py --device cuda:0,cuda:1    a rank on each; natively NCCL's own way, NVLink
+    python bench/gangs/bandwidth.py --apart                   each rank on a node of its own, which share cuda:0
 
 Prints, for each kind and size, the median rates of both and their ratio; writes DATE-bandwidth.json to --output ($OUT,
 or bench/results).
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--memory", default="8GiB")
     parser.add_argument("--torchrun", default=shutil.which("torchrun") or "torchrun")
     parser.add_argument("--no-native", dest="native", action="store_false")
+    parser.add_argument("--apart", action="store_true", help="a node for each rank")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a run")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     options = parser.parse_args()
@@ -62,11 +64,12 @@ def main() -> None:
             str(options.times)]
     gpus = options.device.count(",") + 1
     runs: dict[str, list[dict[str, float]]] = {"native": [], "remote": []}
-    with tempfile.TemporaryDirectory() as folder, LocalPool(Path(folder), 1, 10.0, options.device) as pool:
+    with tempfile.TemporaryDirectory() as folder, LocalPool(
+            Path(folder), options.ranks if options.apart else 1, 10.0, options.device) as pool:
         environ = dict(pool.environment)
         environ.pop("CUDA_VISIBLE_DEVICES", None)
         own = {"ONE_GPU": "1"} if gpus == 1 else {}
-        share = [f"{0.9 / options.ranks:.2f}" if gpus == 1 else "1"]
+        share = [f"{0.9 / options.ranks:.2f}" if gpus == 1 and not options.apart else "1"]
         for number in range(options.rounds):
             if options.native:
                 runs["native"].append(one(line, {**os.environ, **own}, options.limit))

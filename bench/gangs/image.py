@@ -67,6 +67,18 @@ def checkpoint(pool: LocalPool, program: Program, name: str) -> dict[str, Any]:
             "longest_step_ms": round(max(steps(program)[max(0, before - 1):]) * 1e3, 1)}
 
 
+def lost(pool: LocalPool, program: Program, host: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Kill the host of all ranks; how long no step came, and where they go on."""
+    made, began, names = len(steps(program)), time.monotonic(), [f"image.{rank}" for rank in range(options.ranks)]
+    kill(pool, host)
+    while host in (there := {pool.session(name)["host"] for name in names}) or len(there) != 1:
+        if time.monotonic() > began + options.limit:
+            raise SystemExit(f"the ranks are on {there}")
+        time.sleep(0.1)
+    wait_steps(program, len(steps(program)) + 20, options.limit)
+    return {"longest_step_s": round(max(steps(program)[made:]), 2), "host": sorted(there)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
@@ -91,12 +103,8 @@ def main() -> None:
             found["first"] = checkpoint(pool, program, "image")
             wait_steps(program, len(steps(program)) + 20, options.limit)
             found["second"] = checkpoint(pool, program, "image")
-            made, began = len(steps(program)), time.monotonic()
             (host,) = hosts
-            kill(pool, host)
-            wait_steps(program, made + 3, options.limit)
-            found["host killed"] = {"seconds until a step": round(time.monotonic() - began, 2), "hosts": sorted(
-                {pool.session(f"image.{rank}")["host"] for rank in range(options.ranks)})}
+            found["host killed"] = lost(pool, program, host, options)
             over.touch()
             program.process.wait(options.limit)
             program.finish_reading()

@@ -110,8 +110,12 @@ class Told(_Client):
 
     def __init__(self) -> None:
         self.connection, self.asker, self.pending = _Connection(), Asker("b", 1), {}  # type: ignore[assignment]
-        self.memory = None
+        self.memory = self.lanes = None
+        self.lane, self.sent = False, 0
         self.told: list[tuple[int, bytes]] = []
+
+    def leave(self) -> None:
+        pass
 
     def tell(self, kind: int, *parts: bytes | memoryview) -> None:
         self.told.append((kind, b"".join(parts)))

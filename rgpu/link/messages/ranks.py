@@ -23,6 +23,10 @@ REFILL = 37
 GO_BACK = 39
 #: Names the memory socket whose ends the daemon gave both, for long contributions.
 BORROW = 40
+#: The first message of a lane, a further connection with a ticket of purpose `ranks`.
+LANE = 43
+#: Long messages may be sent over lanes 0 to count - 1 from now on.
+LANES = 44
 
 # answerer → asker
 #: A piece of the contributions of some wanted ranks: rows of rank, kind, type, reduction, peer, count, scalar and
@@ -35,11 +39,21 @@ NEVER = 36
 #: As CONTRIBUTIONS, for data in memory that the asker maps: each row has the segment and its bytes where
 #: CONTRIBUTIONS has data.
 PLACED = 41
+#: Lanes may be opened: much was sent, and more follows.
+OFFER = 42
+#: Takes the place of the next message of a lane.
+LANED = 45
+#: Bytes of all pieces that CONTRIBUTIONS bring next for that request.
+LENGTH = 46
 #: A piece of what is kept of one collective, as CONTRIBUTIONS.
 KEPT = 38
 
 #: Names the request that is answered. 8 bytes: id.
 ASK_ID_LAYOUT = struct.Struct("<Q")
+#: Body of LENGTH. 24 bytes: id, size, data.
+LENGTH_LAYOUT = struct.Struct("<QQQ")
+#: Body of LANED. 5 bytes: lane, length.
+MARK_LAYOUT = struct.Struct("<BI")
 #: Names the REFILL and the collective. 24 bytes: id, sender, receiver, number.
 KEPT_HEAD_LAYOUT = struct.Struct("<QiiQ")
 
@@ -53,6 +67,7 @@ class Ask(msgspec.Struct):
     want: list[int]  #: ranks whose contributions are requested
     own: list[int]  #: the asker's ranks
     now: bool = False  #: answer with what is available now
+    lanes: bool = False  #: the asker opens lanes that are offered, and takes LENGTH
 
 
 class Floor(msgspec.Struct):
@@ -90,3 +105,17 @@ class Borrow(msgspec.Struct):
 
     number: bytes
     direct: bool = False  #: the asker maps memory of the GPU, too
+
+
+class Offer(msgspec.Struct):
+    """OFFER: Lanes may be opened: much was sent, and more follows."""
+
+    key: bytes
+    most: int  #: lanes
+
+
+class Lane(msgspec.Struct):
+    """LANE: The first message of a lane, a further connection with a ticket of purpose `ranks`."""
+
+    key: bytes  #: of OFFER
+    number: int

@@ -21,7 +21,8 @@ RANKS = Protocol(
                 "bytes unique: of the communicator",
                 "tuple[int, int, int] key: -1, -1 and the number; of a message sender, receiver and the pair's number",
                 "list[int] want: ranks whose contributions are requested", "list[int] own: the asker's ranks",
-                "bool now = False: answer with what is available now", form=MAP, struct="Ask"),
+                "bool now = False: answer with what is available now",
+                "bool lanes = False: the asker opens lanes that are offered, and takes LENGTH", form=MAP, struct="Ask"),
         message(33, "FLOOR", TO, "The asker requests no collective below that number again.", "bytes unique",
                 "int number", form=MAP, struct="Floor"),
         message(37, "REFILL", TO, "Requests all that is kept of a communicator: the asker's own log was lost; KEPT.",
@@ -40,11 +41,21 @@ RANKS = Protocol(
                 struct="Borrow"),
         message(41, "PLACED", BACK, "As CONTRIBUTIONS, for data in memory that the asker maps: each row has the "
                 "segment and its bytes where CONTRIBUTIONS has data.", "*AskId", "bytes(*) rows"),
+        message(42, "OFFER", BACK, "Lanes may be opened: much was sent, and more follows.", "bytes key",
+                "int most: lanes", form=MAP, struct="Offer"),
+        message(43, "LANE", TO, "The first message of a lane, a further connection with a ticket of purpose `ranks`.",
+                "bytes key: of OFFER", "int number", form=MAP, struct="Lane"),
+        message(44, "LANES", TO, "Long messages may be sent over lanes 0 to count - 1 from now on.", "u8 count"),
+        message(45, "LANED", BACK, "Takes the place of the next message of a lane.", "*Mark"),
+        message(46, "LENGTH", BACK, "Bytes of all pieces that CONTRIBUTIONS bring next for that request.", "*Length"),
         message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
                 "u8 last", "bytes(*) piece"),
     ),
     records=(
         record("AskId", "Names the request that is answered.", "u64 id"),
+        record("Length", "Body of LENGTH.", "u64 id", "u64 size: bytes",
+               "u64 data: where the bytes of the first rank begin: a multiple of 64 in memory"),
+        record("Mark", "Body of LANED.", "u8 lane", "u32 length: of the lane's next message, type and body"),
         record("KeptHead", "Names the REFILL and the collective.", "u64 id", "i32 sender: or -1", "i32 receiver: or -1",
                "u64 number")))
 

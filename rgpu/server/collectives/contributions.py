@@ -83,7 +83,7 @@ def _rows(contributions: dict[int, Contribution]) -> list[_Row]:
             for rank, one in sorted(contributions.items())]
 
 
-def decode(data: bytes | bytearray) -> dict[int, Contribution]:
+def decode(data: bytes | bytearray | memoryview) -> dict[int, Contribution]:
     """The inverse of :func:`encode`, of all parts; it shares their memory. Raises :class:`Corrupt`."""
     try:
         return _contributions(msgspec.msgpack.decode(data, type=list[_ReadRow]))

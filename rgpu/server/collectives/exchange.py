@@ -99,7 +99,8 @@ class Exchange(Protocol):
     def room(self, size: int) -> Array | None:
         """Return memory (u8, not cleared) for a contribution of ``size`` bytes that other sessions can map.
 
-        It is the caller's while anything refers to it. None: nobody would map it.
+        It is the caller's while anything refers to it, then it is used again: fresh memory costs more to touch than
+        to fill. None: for short ones, and where there is none.
         """
 
     @property

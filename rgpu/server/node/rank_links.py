@@ -13,12 +13,13 @@ import structlog
 
 from rgpu.link.data import tickets
 from rgpu.link.data.frames import connect
+from rgpu.link.data.lanes import MOST as MOST_LANES
 from rgpu.link.secrets import PoolSecrets
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.workers.handles import WorkerHandle
-from rgpu.session.errors import RgpuError
+from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +53,37 @@ class RankLinks:
         finally:
             self._dialing.discard((pid, peer))
 
+    async def widen(self, session: str, values: dict[str, Any]) -> None:
+        """Make further connections to the worker that a rank link of a worker leads to; none where any fails.
+
+        ``values``: {pid: of the worker, peer: the session, linked: epoch of the worker that it is linked to, count}.
+        """
+        pid, peer, count = int(values["pid"]), str(values["peer"]), min(int(values["count"]), MOST_LANES)
+        handle, epoch = self._asker(session, pid)
+        other = await self._records.find(peer)
+        if handle is None or other is None or other.record.epoch != int(values["linked"]):
+            return
+        try:
+            with contextlib.ExitStack() as opened:
+                sockets, grants = [], []
+                for _ in range(count):
+                    sock, granted = await self._connect(other.record, f"{session}@{epoch}")
+                    sockets.append(opened.enter_context(sock))
+                    grants.append([granted.ticket, granted.secret])
+                await handle.request("ranks_widen", fds=tuple(sock.fileno() for sock in sockets), peer=peer,
+                                     grants=grants)
+        except RgpuError as error:
+            log.info("no lanes beside a rank link", session=session, peer=peer, reason=error.message)
+
+    async def _connect(self, other: SessionRecord, asker: str) -> tuple[socket.socket, tickets.Granted]:
+        """Connect to the data port of a session's owner, with a ticket for the asker. Raises :class:`LinkError`."""
+        node = (await self._records.nodes()).get(other.owner or "")
+        if node is None or not node.data:
+            raise LinkError(f"no node serves session {other.name}")
+        host, _, port = node.data.rpartition(":")
+        granted = tickets.issue(self._secrets.issuing(), other.name, asker, "ranks", lifetime=TICKET_SECONDS)
+        return await asyncio.to_thread(connect, (host, int(port))), granted
+
     def _asker(self, session: str, pid: int) -> tuple[WorkerHandle | None, str]:
         """The worker, and its epoch for the ticket, with a plus behind it for a worker that a move makes: such a worker
         may receive past results, and does not represent the session."""
@@ -74,12 +106,7 @@ class RankLinks:
         assert other is not None
         if linked and other.record.epoch <= linked:
             return
-        node = (await self._records.nodes()).get(other.record.owner or "")
-        if node is None or not node.data:
-            return
-        host, _, port = node.data.rpartition(":")
-        granted = tickets.issue(self._secrets.issuing(), peer, f"{session}@{epoch}", "ranks", lifetime=TICKET_SECONDS)
-        sock = await asyncio.to_thread(connect, (host, int(port)))
+        sock, granted = await self._connect(other.record, f"{session}@{epoch}")
         lent, memory = await self._lend(other.record) if borrows else (b"", None)
         with sock, memory or contextlib.nullcontext():
             fds = (sock.fileno(),) if memory is None else (sock.fileno(), memory.fileno())

@@ -91,7 +91,7 @@ class WorkerEvents:
         self._handlers: dict[str, Event] = {
             "died": deaths.died, "fault": deaths.faulted, "progress": self._moved_on, "withdraw": self._withdraw,
             "read_record": self._read_record, "bye": self._ended, "ranks_dial": self._dial,
-            "share_open": self._share, "severed": deaths.asked, "goes_back": deaths.asked,
+            "ranks_widen": self._widen, "share_open": self._share, "severed": deaths.asked, "goes_back": deaths.asked,
             "unfit": deaths.asked}
 
     async def hear(self, session: str, event: str, values: dict[str, Any]) -> None:
@@ -102,6 +102,9 @@ class WorkerEvents:
 
     async def _moved_on(self, session: str, values: dict[str, Any]) -> None:
         self._progress.tell(session, values)
+
+    async def _widen(self, session: str, values: dict[str, Any]) -> None:
+        self._background.spawn(self._ranks.widen(session, values))
 
     async def _dial(self, session: str, values: dict[str, Any]) -> None:
         self._background.spawn(self._ranks.dial(session, values))

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: Requests that carry descriptors.
 WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
-                              "ranks_link", "ranks_lend", "ranks_serve", "share_serve", "share_link"})
+                              "ranks_link", "ranks_widen", "ranks_lend", "ranks_serve", "share_serve", "share_link"})
 END_SECONDS = 60.0  #: within which the daemon ends a worker that asked for it
 
 

@@ -106,7 +106,8 @@ class Worker:
         self.progress: dict[str, Any] = {}  #: of a move under way, as `describe` returns it
         self.ranks = Ranks(session, self.runtime.contributions, lambda peer, linked: self.report(
                                "ranks_dial", pid=os.getpid(), peer=peer, linked=linked, borrows=True),
-                           lambda: self.state == "incoming", self._go_back)
+                           lambda: self.state == "incoming", self._go_back, lambda peer, linked, count: self.report(
+                               "ranks_widen", pid=os.getpid(), peer=peer, linked=linked, count=count))
         device.reach_ranks(self.ranks)
         self.runtime.share(Sharing(session, self._ask_for_tie, lambda: self.state != "running" or self.runtime.paused,
                                    self._shares, self._severed))
@@ -249,6 +250,10 @@ class Worker:
         """
         link, *lending = exactly(1 + bool(lent), fds, "a rank link")
         self.ranks.link(link, peer, epoch, ticket, secret, (lent, lending[0]) if lent else None)
+
+    def do_ranks_widen(self, fds: list[int], peer: str, grants: list[list[bytes]]) -> None:
+        """Use further sockets to the port of the node of ``peer`` for long contributions."""
+        self.ranks.widen(exactly(len(grants), fds, "lanes of a rank link"), peer, grants)
 
     def do_ranks_lend(self, fds: list[int], number: bytes) -> None:
         """Lend memory over this socket to a worker of this node that requests this session's contributions."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.link.data.frames import Handover
+from rgpu.link.data.frames import Handover, SealedConnection
 from rgpu.link.local.shared import Channel
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.server.collectives.communicators import Communicators
@@ -22,7 +22,7 @@ from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.device.cpu.work.collectives import submit
 from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.server.worker.collectives.segments import PeerSegments
-from rgpu.session.errors import Fenced
+from rgpu.session.errors import Fenced, LinkError
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 
 UNIQUE = b"u" * 128
@@ -61,7 +61,7 @@ class Member:
     def __init__(self, gang: Gang, name: str, epoch: int = 1) -> None:
         self.gang, self.name, self.epoch = gang, name, epoch
         self.memory = np.zeros(2 << 20, np.uint8)
-        self.ranks = Ranks(name, Log(gang.most), self._dial, lambda: False, self._go_back)
+        self.ranks = Ranks(name, Log(gang.most), self._dial, lambda: False, self._go_back, self._widen)
         self.streams = Streams(1)
         self.communicators = Communicators(lambda address, size: None)
         self.communicators.exchange = self.ranks
@@ -109,6 +109,9 @@ class Member:
         for link in [*self.ranks._asking._links.values(), *(c.connection for c in self.ranks._answering._clients)]:
             link.close()
 
+    def _widen(self, peer: str, linked: int, count: int) -> None:
+        threading.Thread(target=self.gang.widen, args=(self, peer, linked, count), daemon=True).start()
+
     def _open(self) -> None:
         members = self.gang.members if len(set(self.gang.members)) > 1 else []
         for rank in [rank for rank, name in enumerate(self.gang.members) if name == self.name]:
@@ -147,6 +150,7 @@ class Gang:
         self.sent_back: list[tuple[str, int, str]] = []  #: sessions that were to begin again: name, epoch, why
         self.over: dict[str, str] = {}
         self.counts: dict[tuple[int, int, int], int] = {}  #: of operations, as the programs' libraries count
+        self.widened = 0  #: links that got lanes
         self._linking = threading.Lock()
         self.sessions: dict[str, Member] = {}
         for name in sorted(set(members)):
@@ -164,13 +168,30 @@ class Gang:
             if other is None or ((linked or peer in known) and other.epoch <= linked):
                 return
             memory = self._lend(other) if self.shared else None
-            near, far = socket.socketpair()
-            keys = os.urandom(32), os.urandom(32)
-            answers = Handover(keys[0], keys[1], FROM_NODE, peer, other.epoch, "ranks").connection(far)
-            asks = Handover(keys[1], keys[0], TO_NODE, peer, other.epoch, "ranks").connection(near)
+            asks, answers = self._connect(other)
             with contextlib.suppress(Fenced):  # its daemon logs it
                 other.ranks.serve(answers, f"{asker.name}@{asker.epoch}")
                 asker.ranks._asking.link(peer, asks, memory)
+
+    def widen(self, asker: Member, peer: str, linked: int, count: int) -> None:
+        """Make further connections to a worker, as daemons do."""
+        other, asks = self.sessions.get(peer), []
+        with self._linking, contextlib.suppress(Fenced, LinkError):
+            if other is None or other.epoch != linked:
+                return
+            for _ in range(count):
+                near, answers = self._connect(other)
+                asks.append(near)
+                other.ranks.serve(answers, f"{asker.name}@{asker.epoch}")
+            asker.ranks._asking.widened(peer, asks)
+            self.widened += 1
+
+    @staticmethod
+    def _connect(other: Member) -> tuple[SealedConnection, SealedConnection]:
+        near, far = socket.socketpair()
+        keys = os.urandom(32), os.urandom(32)
+        return (Handover(keys[1], keys[0], TO_NODE, other.name, other.epoch, "ranks").connection(near),
+                Handover(keys[0], keys[1], FROM_NODE, other.name, other.epoch, "ranks").connection(far))
 
     @staticmethod
     def _lend(other: Member) -> PeerSegments:

@@ -49,7 +49,15 @@ class LinkLanes:
             raise Corrupt("a lane's first message cannot be read", reason="lane") from error
         if kind != LANE or not isinstance(key, bytes) or not isinstance(number, int):
             raise Corrupt("a lane begins with another message", reason="lane")
-        if not hmac.compare_digest(key, self._key):
+        self.admit(connection, key, number)
+
+    def knows(self, key: bytes) -> bool:
+        """Whether a lane with this key is one of these."""
+        return hmac.compare_digest(key, self._key)
+
+    def admit(self, connection: SealedConnection, key: bytes, number: int) -> None:
+        """Add a lane whose first message was read. Raises :class:`Fenced`."""
+        if not self.knows(key):
             raise Fenced("the lane is of another attachment")
         room, drop = (None, _nothing) if self._fast is None else (self._fast.room, self._fast.give)
         with self._changed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from rgpu.link.data.frames import SealedConnection
+from rgpu.link.data.lanes import WORTH
 from rgpu.link.local.shared import Channel
 from rgpu.link.messages.ranks import (
     ASK,
@@ -22,19 +23,28 @@ from rgpu.link.messages.ranks import (
     HOLDS,
     KEPT,
     KEPT_HEAD_LAYOUT,
+    LANE,
+    LANED,
+    LANES,
+    LENGTH,
+    LENGTH_LAYOUT,
+    MARK_LAYOUT,
     NEVER,
+    OFFER,
     PLACED,
     REFILL,
     Ask,
     Borrow,
     Floor,
     GoBack,
+    Lane,
     Never,
     Refill,
 )
 from rgpu.migrate.transfer.pieces import in_pieces
 from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.worker.agent.link_lanes import LinkLanes
 from rgpu.server.worker.collectives.direct import Direct
 from rgpu.server.worker.collectives.segments import Borrower, OwnSegments
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
@@ -44,6 +54,7 @@ log = structlog.get_logger(__name__)
 
 MOST_PENDING = 1 << 16  #: questions of one connection that wait
 MOST_OFFERED = 64  #: memory sockets that no client has named; the oldest is closed
+LANES_FROM = 32 << 20  #: bytes sent over a link from which on lanes are offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +78,61 @@ class Asker:
 
 
 class _Client:
-    """One connection and its queue; a thread of its own sends, so that no other thread waits for a peer."""
+    """One connection and its queue; a thread of its own sends, so that no other thread waits for a peer.
+
+    ``lanes``: those that were offered to it.
+    """
 
     def __init__(self, connection: SealedConnection, asker: Asker) -> None:
         self.connection, self.asker = connection, asker
         self.pending: dict[int, Ask] = {}
         self.memory: Borrower | None = None  #: the channel over which it was lent memory
-        self._out: queue.SimpleQueue[tuple[int, tuple[bytes | memoryview, ...]] | None] = queue.SimpleQueue()
+        self.lanes: LinkLanes | None = None
+        self.lane = False  #: it is another client's lane
+        self.sent = 0  #: bytes of contributions
+        self._out: deque[tuple[int, tuple[bytes | memoryview, ...]]] = deque()
+        self._later: deque[tuple[int, tuple[bytes | memoryview, ...]]] = deque()  #: a refill: no operation waits for it
+        self._filled = threading.Condition()
+        self._over = False
         threading.Thread(target=self._send, name=f"ranks-to-{asker.session}", daemon=True).start()
 
     def tell(self, kind: int, *parts: bytes | memoryview) -> None:
         """Queue a message."""
-        self._out.put((kind, parts))
+        with self._filled:
+            (self._later if kind == KEPT else self._out).append((kind, parts))
+            self._filled.notify()
+
+    def leave(self) -> None:
+        """End the queue; the connection stays open."""
+        with self._filled:
+            self._over = True
+            self._filled.notify()
 
     def close(self) -> None:
         """End the connection."""
-        self._out.put(None)
+        self.leave()
         self.connection.close()
+        if self.lanes is not None:
+            self.lanes.close()
 
     def _send(self) -> None:
         try:
-            while (message := self._out.get()) is not None:
-                self.connection.send(message[0], *message[1])
+            while True:
+                with self._filled:
+                    self._filled.wait_for(lambda: self._over or self._out or self._later)
+                    if self._over:
+                        return
+                    kind, parts = (self._out or self._later).popleft()
+                self._write(kind, parts)
         except RgpuError:  # its reader notices as well
             self.connection.close()
+
+    def _write(self, kind: int, parts: tuple[bytes | memoryview, ...]) -> None:
+        if self.lanes is not None and self.lanes.out and (length := 1 + sum(map(len, parts))) >= WORTH:
+            number, lane = self.lanes.turn()
+            lane.send(kind, *parts)
+            kind, parts = LANED, (MARK_LAYOUT.pack(number, length),)
+        self.connection.send(kind, *parts)
 
 
 class Answering:
@@ -147,19 +189,35 @@ class Answering:
 
     def _read(self, client: _Client) -> None:
         try:
+            kind, body = client.connection.recv()
+            if kind == LANE:
+                self._join(client, msgspec.msgpack.decode(body, type=Lane))
+                return
             while True:
-                kind, body = client.connection.recv()
                 self._take(client, kind, body)
+                kind, body = client.connection.recv()
         except (RgpuError, ValueError) as error:  # of msgspec too, and of what is no UTF-8
             log.info("a rank link has ended", peer=str(client.asker), reason=str(error))
         finally:
-            client.close()
+            if not client.lane:
+                client.close()
             with self._lock:
                 self._clients.discard(client)
             if client.memory is not None:
                 if self._direct is not None:
                     self._direct.dismiss(client.memory.channel)
                 self._segments.dismiss(client.memory)
+
+    def _join(self, client: _Client, said: Lane) -> None:
+        """Make a connection the lane of another one. Raises :class:`Fenced`."""
+        with self._lock:
+            owner = next((one for one in self._clients if one.asker == client.asker and one.lanes is not None
+                          and one.lanes.knows(said.key)), None)
+        if owner is None or owner.lanes is None:
+            raise Fenced("the lane is of no rank link here")
+        client.leave()
+        owner.lanes.admit(client.connection, said.key, said.number)
+        client.lane = True
 
     def _take(self, client: _Client, kind: int, body: memoryview) -> None:
         """Handle a message. Raises :class:`Corrupt`."""
@@ -175,6 +233,9 @@ class Answering:
             return
         if kind == GO_BACK:
             self._return(client, msgspec.msgpack.decode(body, type=GoBack))
+            return
+        if kind == LANES and client.lanes is not None:
+            client.lanes.use(body)
             return
         if kind == BORROW:
             self._borrow(client, msgspec.msgpack.decode(body, type=Borrow))
@@ -213,6 +274,19 @@ class Answering:
         self._segments.admit(client.memory)
         if asked.direct and self._direct is not None:
             self._direct.admit(channel)
+
+    def _send(self, client: _Client, ask: Ask, parts: list[bytes | memoryview]) -> None:
+        """Send contributions in pieces; offer lanes for the next ones once these were many bytes."""
+        size = sum(map(len, parts))
+        if ask.lanes and size >= WORTH:
+            client.tell(LENGTH, LENGTH_LAYOUT.pack(ask.id, size, sum(map(len, parts[:2]))))
+        for last, piece in in_pieces(*parts):
+            client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
+        client.sent += size
+        if ask.lanes and client.lanes is None and client.sent >= LANES_FROM:
+            client.lanes = LinkLanes(None)
+            if offer := client.lanes.offer():
+                client.tell(OFFER, msgspec.msgpack.encode(offer["lanes"]))
 
     def _place(self, client: _Client, ask: Ask, came: dict[int, Contribution]) -> dict[int, Contribution]:
         """Name the contributions in memory that the client maps; return the rest, which is sent."""
@@ -264,8 +338,7 @@ class Answering:
             came = {rank: here[rank] for rank in ask.want if rank in here}
             if came and not why:  # at once: the asker can check that these belong to the same call
                 if rest := self._place(client, ask, came):
-                    for last, piece in in_pieces(*encode(rest)):
-                        client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
+                    self._send(client, ask, encode(rest))
                 ask.want = [rank for rank in ask.want if rank not in came]
             # A contribution that is not held (it was received with others', in KEPT) might be dropped before its use.
             had = self._log.holds(ask.unique, ask.key) and all(rank in here for rank in ask.own)

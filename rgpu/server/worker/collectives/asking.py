@@ -26,7 +26,12 @@ from rgpu.link.messages.ranks import (
     HOLDS,
     KEPT,
     KEPT_HEAD_LAYOUT,
+    LANED,
+    LANES,
+    LENGTH,
+    LENGTH_LAYOUT,
     NEVER,
+    OFFER,
     PLACED,
     REFILL,
     Ask,
@@ -39,6 +44,8 @@ from rgpu.link.messages.ranks import (
 from rgpu.migrate.transfer.pieces import Pieces
 from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, decode, placed
 from rgpu.server.collectives.exchange import Shared
+from rgpu.server.collectives.numbers import Array
+from rgpu.server.worker.collectives.lanes import Arriving, AskerLanes
 from rgpu.server.worker.collectives.questions import Question, Questions
 from rgpu.server.worker.collectives.segments import PeerSegments
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RgpuError
@@ -62,12 +69,17 @@ class Asking:
     unless its owner is still that of ``epoch``.
 
     ``replaying()``: whether this worker only repeats calls of the session's owner: then no session has to confirm that
-    it has the contributions of ranks here, since the owner has ensured it.
+    it has the contributions of ranks here, since the owner has ensured it. ``widen(session, epoch, count)``: requests
+    so many further connections to the same worker for :meth:`widened`. ``room``: memory for contributions, as
+    :meth:`Exchange.room` gives it.
     """
 
     def __init__(self, session: str, contributions: Log, dial: Callable[[str, int], None],
-                 replaying: Callable[[], bool]) -> None:
+                 replaying: Callable[[], bool], widen: Callable[[str, int, int], None] | None = None,
+                 room: Callable[[int], Array | None] = lambda size: None) -> None:
         self._session, self._log, self._dial, self._replaying = session, contributions, dial, replaying
+        self._widen, self._room = widen, room
+        self._lanes: dict[SealedConnection, AskerLanes] = {}
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
         self._questions = Questions(session, self._holds, self._lost, self._send_back)
@@ -137,6 +149,7 @@ class Asking:
             self._epochs[session] = connection.epoch
             old = self._links.pop(session, None)
             self._links[session] = connection
+            self._lanes[connection] = AskerLanes()
             self._probed.discard(session)
             self._next.pop(session, None)
             if lent is not None:
@@ -156,6 +169,18 @@ class Asking:
             old.close()
         threading.Thread(target=self._read, args=(session, connection, lent), name=f"ranks-{session}",
                          daemon=True).start()
+
+    def widened(self, session: str, connections: Sequence[SealedConnection]) -> None:
+        """Use further connections to a session's worker as lanes. Raises :class:`Fenced`, :class:`LinkError`."""
+        with self._lock:
+            link = self._links.get(session)
+            lanes = self._lanes.get(link) if link is not None else None
+        if link is None or lanes is None or any(one.epoch != link.epoch for one in connections):
+            for one in connections:
+                one.close()
+            raise Fenced(f"no link to {session} has these lanes")
+        lanes.opened(connections)
+        link.send(LANES, bytes([len(connections)]))
 
     def newer(self, session: str, epoch: int) -> None:
         """Note that a session is served at that epoch: a link to an older worker of it ends."""
@@ -245,7 +270,7 @@ class Asking:
         for one in questions:
             if one.session in self._links and one.id in self._questions.open:
                 self._tell(one.session, ASK, _encode(Ask(one.id, one.unique, one.key, list(one.want), list(one.own),
-                                                         one.now)))
+                                                         one.now, self._widen is not None)))
 
     def _tell(self, session: str, kind: int, body: bytes) -> None:
         try:
@@ -254,11 +279,16 @@ class Asking:
             pass
 
     def _read(self, session: str, connection: SealedConnection, lent: PeerSegments | None) -> None:
-        pieces: dict[int, Pieces] = {}
-        why = "it ended"
+        pieces: dict[int, Pieces | Arriving] = {}
+        why, lanes = "it ended", self._lanes[connection]
         try:
             while True:
                 kind, body = connection.recv()
+                if kind == OFFER:
+                    self._offered(session, connection, lanes, body)
+                    continue
+                if kind == LANED:
+                    kind, body = lanes.message(body)
                 self._take(kind, body, pieces, lent)
                 if lent is not None:
                     lent.settle()
@@ -266,15 +296,24 @@ class Asking:
             why = str(error)
         finally:
             connection.close()
+            lanes.close()
             if lent is not None:
                 lent.close()
             with self._lock:
+                del self._lanes[connection]
                 if self._links.get(session) is connection:
                     del self._links[session]
                     self._begin()
             log.info("a rank link has ended", peer=session, reason=why)
 
-    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces], lent: PeerSegments | None = None) -> None:
+    def _offered(self, session: str, connection: SealedConnection, lanes: AskerLanes, body: memoryview) -> None:
+        """Have lanes opened that were offered. Raises :class:`Corrupt`."""
+        count = lanes.offered(body)
+        if count and self._widen is not None:
+            self._widen(session, connection.epoch, count)
+
+    def _take(self, kind: int, body: memoryview, pieces: dict[int, Pieces | Arriving],
+              lent: PeerSegments | None = None) -> None:
         """Handle a message. Raises :class:`Corrupt`, :class:`LinkError`."""
         if kind == NEVER:
             said = msgspec.msgpack.decode(body, type=Never)
@@ -287,7 +326,7 @@ class Asking:
         if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
             self._take_kept(body, pieces)
             return
-        if kind not in (CONTRIBUTIONS, HOLDS, PLACED) or len(body) < ASK_ID_LAYOUT.size:
+        if kind not in (CONTRIBUTIONS, HOLDS, PLACED, LENGTH) or len(body) < ASK_ID_LAYOUT.size:
             raise Corrupt(f"a message of type {kind} with {len(body)} bytes on a rank link", reason="message")
         (number,) = ASK_ID_LAYOUT.unpack_from(body)
         if kind == HOLDS:
@@ -301,6 +340,11 @@ class Asking:
             return
         if question is None:  # it is complete, or was never asked
             pieces.pop(number, None)
+            return
+        if kind == LENGTH:
+            if len(body) != LENGTH_LAYOUT.size:
+                raise Corrupt(f"LENGTH with {len(body)} bytes on a rank link", reason="message")
+            pieces[number] = Arriving(*LENGTH_LAYOUT.unpack(body)[1:], self._room)
             return
         whole = pieces.setdefault(number, Pieces("contributions")).take(body[ASK_ID_LAYOUT.size:])
         if whole is None:
@@ -325,7 +369,7 @@ class Asking:
         with self._lock:
             self._questions.came(question.id, came)
 
-    def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
+    def _take_kept(self, body: memoryview, pieces: dict[int, Pieces | Arriving]) -> None:
         """Keep contributions that answer a REFILL. Raises :class:`Corrupt`."""
         number, sender, receiver, which = KEPT_HEAD_LAYOUT.unpack_from(body)
         whole = pieces.setdefault(-1, Pieces("kept contributions")).take(body[KEPT_HEAD_LAYOUT.size:])

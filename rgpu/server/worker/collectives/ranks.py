@@ -20,14 +20,16 @@ from rgpu.server.worker.collectives.segments import OwnSegments, PeerSegments
 class Ranks:
     """An implementation of :class:`rgpu.server.collectives.exchange.Exchange`.
 
-    ``dial``, ``replaying``: as for :class:`.asking.Asking`; ``go_back``: as for :class:`.answering.Answering`.
+    ``dial``, ``replaying``, ``widen``: as for :class:`.asking.Asking`; ``go_back``: as for
+    :class:`.answering.Answering`.
     """
 
     def __init__(self, session: str, log: Log, dial: Callable[[str, int], None],
-                 replaying: Callable[[], bool], go_back: Callable[[str], None] = lambda why: None) -> None:
+                 replaying: Callable[[], bool], go_back: Callable[[str], None] = lambda why: None,
+                 widen: Callable[[str, int, int], None] | None = None) -> None:
         self.session, self.log = session, log
         self._segments = OwnSegments()
-        self._asking = Asking(session, self.log, dial, replaying)
+        self._asking = Asking(session, self.log, dial, replaying, widen, self._segments.take)
         self.direct = Direct(self._asking.epoch_of, self._asking.is_gone, self._asking.probe, go_back, replaying)
         self._answering = Answering(self.log, go_back, self._segments, self.direct)
         self._uniques: dict[Unique, Shared] = {}
@@ -78,6 +80,21 @@ class Ranks:
                 lent.close()
             raise
         self._asking.link(peer, connection, lent)
+
+    def widen(self, fds: Sequence[int], peer: str, grants: Sequence[Sequence[bytes]]) -> None:
+        """Use further sockets to that node's port as lanes. ``grants``: ticket and secret for each.
+
+        Raises the node's refusal, :class:`Fenced`, :class:`LinkError`.
+        """
+        sockets, connections = [socket.socket(fileno=fd) for fd in fds], []
+        try:
+            for sock, (ticket, secret) in zip(sockets, grants, strict=True):
+                connections.append(client_preamble(sock, "ranks", ticket, secret, peer))
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        self._asking.widened(peer, connections)
 
     def lend(self, number: bytes, fd: int) -> None:
         """Lend memory over this socket to the worker that will name that number."""

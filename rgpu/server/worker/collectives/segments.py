@@ -67,16 +67,14 @@ class OwnSegments:
         return bool(self._borrowers)
 
     def take(self, size: int) -> Array | None:
-        """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: no borrower, or no memory.
+        """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: it is short, or there is none.
 
         It is the caller's until the array, and all memory views of it, are freed.
         """
-        if not SMALLEST <= size <= LARGEST or not (self._borrowers or self._segments):
+        if not SMALLEST <= size <= LARGEST:
             return None
         with self._lock:
             self._collect()
-            if not self._borrowers:
-                return None
             free = [one for one in self._segments.values()
                     if not one.used and not one.lent and size <= one.size <= WASTE * size]
             segment = min(free, key=lambda one: one.size) if free else self._make(size)
@@ -161,7 +159,7 @@ class OwnSegments:
                 segment.used = False
         for borrower in self._borrowers:
             self._hear(borrower)
-        self._trim(MOST_KEPT if self._borrowers else 0)
+        self._trim(MOST_KEPT)
 
     def _hear(self, borrower: Borrower) -> None:
         numbers = borrower.returned()

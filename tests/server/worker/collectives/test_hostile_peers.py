@@ -5,14 +5,30 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rgpu.link.messages.ranks import ASK, CONTRIBUTIONS, GO_BACK, NEVER, REFILL, Ask, GoBack, Refill
+from rgpu.link.data import lanes
+from rgpu.link.messages.ranks import (
+    ASK,
+    CONTRIBUTIONS,
+    GO_BACK,
+    MARK_LAYOUT,
+    NEVER,
+    REFILL,
+    Ask,
+    GoBack,
+    Lane,
+    Offer,
+    Refill,
+)
 from rgpu.server.collectives.contributions import Log
+from rgpu.server.worker.agent.link_lanes import LinkLanes
 from rgpu.server.worker.collectives.answering import Answering, Asker
 from rgpu.server.worker.collectives.asking import MOST_BACK, Asking
+from rgpu.server.worker.collectives.lanes import Arriving, AskerLanes
 from rgpu.server.worker.collectives.questions import Question
-from rgpu.session.errors import Corrupt
+from rgpu.session.errors import Corrupt, Fenced, LinkError
 from tests.fuzz.gangs import BROUGHT, HERE, UNIQUE, SharedStub, Told, packed
 
 
@@ -70,3 +86,41 @@ def test_one_worker_has_another_session_go_back_three_times_at_most() -> None:
     link.epoch += 1
     assert not asking._send_back(question, "b")
     assert sent == [GO_BACK] * 3
+
+
+@pytest.mark.parametrize("size", [0, (1 << 32) + 1])
+def test_an_impossible_length_ends_the_link(size: int) -> None:
+    with pytest.raises(Corrupt, match=f"{size} bytes are announced"):
+        Arriving(size, 0, lambda size: None)
+
+
+def test_pieces_have_the_length_that_was_announced() -> None:
+    for pieces in ((b"\0abc", b"\1"), (b"\0abc", b"\1de", ), (b"\0abcde",), (b"",)):
+        arriving = Arriving(4, 1, lambda size: None)
+        with pytest.raises(Corrupt, match="4 were announced"):
+            for piece in pieces:
+                assert arriving.take(memoryview(piece)) is None
+    whole = Arriving(4, 3, lambda size: np.zeros(size, np.uint8))
+    assert whole.take(memoryview(b"\0abc")) is None and bytes(whole.take(memoryview(b"\1d")) or b"") == b"abcd"
+    assert whole._whole[3:].ctypes.data % 64 == 0
+
+
+def test_marks_of_lanes_that_there_are_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "wanted", lambda: 2)
+    here = AskerLanes()
+    with pytest.raises(LinkError, match="not offered"):
+        here.opened([])
+    assert here.offered(packed(Offer(b"key", 16))) == 2
+    with pytest.raises(Corrupt, match="lane 0 of 0"):
+        here.message(memoryview(MARK_LAYOUT.pack(0, 5)))
+    with pytest.raises(Corrupt, match="twice"):
+        here.offered(packed(Offer(b"key", 16)))
+
+
+def test_a_lane_with_another_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "wanted", lambda: 2)
+    answering, client = Answering(Log()), Told()
+    client.lanes = LinkLanes(None)
+    answering._clients.add(client)
+    with pytest.raises(Fenced, match="no rank link here"):
+        answering._join(Told(), Lane(b"x" * 16, 0))

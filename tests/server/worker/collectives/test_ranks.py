@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from rgpu.link.data import lanes
 from rgpu.server.collectives.contributions import MOST_BYTES
-from rgpu.server.worker.collectives import segments
+from rgpu.server.worker.collectives import answering, segments
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 from tests.support.collectives.ranks import Gang, Member, contents, operation
 from tests.support.eventually import eventually
@@ -29,19 +30,22 @@ CASES = [*((kind, root, DataType.FLOAT32, Reduction.SUM) for kind, root in (
 class Gangs(list[Gang]):
     """Those of a test, which are closed behind it."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self._shared = shared
+        self.way = way
 
     def make(self, members: Sequence[str], most: int = MOST_BYTES) -> Gang:
-        self.append(Gang(members, most, self._shared))
+        self.append(Gang(members, most, self.way == "shared"))
         return self[-1]
 
 
-@pytest.fixture(params=["sent", "shared"])
+@pytest.fixture(params=["sent", "shared", "lanes"])
 def gangs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gangs]:
     monkeypatch.setattr(segments, "SMALLEST", 1)
-    made = Gangs(request.param == "shared")
+    monkeypatch.setattr(lanes, "wanted", lambda: 3 if request.param == "lanes" else 0)
+    for name in ("LANES_FROM", "WORTH"):
+        monkeypatch.setattr(answering, name, 1)
+    made = Gangs(request.param)
     yield made
     for gang in made:
         gang.close()
@@ -112,6 +116,21 @@ def test_lost_workers_replay_while_the_others_go_on(gangs: Gangs) -> None:
     assert results(gang, COUNT * 4) == wanted
     sharing = gang.sessions["a"].ranks.describe()
     assert bool(sharing["shared_bytes"]) == gang.shared
+    assert bool(gang.widened) == (gangs.way == "lanes")
+
+
+@pytest.mark.parametrize("gangs", ["lanes"], indirect=True)
+def test_a_lane_that_breaks_ends_its_link_and_nothing_is_lost(gangs: Gangs) -> None:
+    alone, gang = gangs.make(ALONE), gangs.make(SPREAD)
+    train(alone, range(6))
+    train(gang, range(3))
+    results(gang, COUNT * 4)
+    eventually(lambda: gang.widened, lambda: gang.widened, 20)
+    for of_link in list(gang.sessions["a"].ranks._asking._lanes.values()):
+        for lane in of_link._lanes:
+            lane._connection.close()
+    train(gang, range(3, 6))
+    assert results(gang, COUNT * 4) == results(alone, COUNT * 4)
 
 
 def test_what_nobody_keeps_is_brought_again_by_going_back(gangs: Gangs) -> None:

@@ -28,11 +28,12 @@ def brought(own: OwnSegments, byte: int, size: int = SMALLEST) -> memoryview:
     return room.data.toreadonly()
 
 
-def test_nothing_is_shared_without_a_borrower_and_nothing_small() -> None:
+def test_nothing_is_lent_without_a_borrower_and_nothing_small() -> None:
     own = OwnSegments()
-    assert own.take(SMALLEST) is None
-    pair(own)
-    assert own.take(SMALLEST - 1) is None and own.take(SMALLEST) is not None
+    assert own.take(SMALLEST - 1) is None
+    data, (borrower, _) = brought(own, 1), pair(own)
+    own.dismiss(borrower)
+    assert own.lend(data, borrower) is None
 
 
 def test_it_is_written_again_when_nobody_refers_to_it_any_more() -> None:
@@ -100,16 +101,14 @@ def test_there_are_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.take(SMALLEST) is not None
 
 
-def test_without_borrowers_nothing_is_kept() -> None:
+def test_what_nothing_uses_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rgpu.server.worker.collectives.segments.MOST_KEPT", 2 * SMALLEST)
     own = OwnSegments()
-    borrower, _ = pair(own)
-    data, free = brought(own, 1), brought(own, 2)
-    del free
-    own.dismiss(borrower)
-    assert own.describe()["segments"] == 1
+    data = [brought(own, number) for number in range(5)]
+    assert own.describe()["segments"] == 5
     del data
     gc.collect()
-    assert own.take(SMALLEST) is None and own.describe()["segments"] == 0
+    assert own.take(SMALLEST) is not None and own.describe()["segments"] == 2
 
 
 def test_what_was_brought_outlives_who_brought_it() -> None:
