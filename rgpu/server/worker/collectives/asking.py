@@ -344,7 +344,8 @@ class Asking:
         if kind == LENGTH:
             if len(body) != LENGTH_LAYOUT.size:
                 raise Corrupt(f"LENGTH with {len(body)} bytes on a rank link", reason="message")
-            pieces[number] = Arriving(*LENGTH_LAYOUT.unpack(body)[1:], self._room)
+            _, size, data = LENGTH_LAYOUT.unpack(body)
+            pieces[number] = Arriving(size, data, self._room)
             return
         whole = pieces.setdefault(number, Pieces("contributions")).take(body[ASK_ID_LAYOUT.size:])
         if whole is None:
