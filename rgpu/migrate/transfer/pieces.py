@@ -11,12 +11,14 @@ PIECE = 1 << 20
 LONGEST = 1 << 32  #: most bytes of a value in pieces
 
 
-def in_pieces(*parts: Any) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the bodies of the messages: a byte that is not 0 for the last, and the piece of ``parts`` joined."""
+def in_pieces(*parts: Any, most: int = PIECE) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the bodies of the messages: a byte that is not 0 for the last, and the piece of ``parts`` joined, of
+    ``most`` bytes.
+    """
     views = [memoryview(data) for data in parts if len(data)] or [memoryview(b"")]
     for number, data in enumerate(views, 1):
-        for at in range(0, max(1, len(data)), PIECE):
-            yield bytes([number == len(views) and at + PIECE >= len(data)]), data[at:at + PIECE]
+        for at in range(0, max(1, len(data)), most):
+            yield bytes([number == len(views) and at + most >= len(data)]), data[at:at + most]
 
 
 class Pieces:

@@ -32,6 +32,10 @@ def scalar_bytes(value: float, data_type: DataType) -> bytes:
     return narrow(widen(np.zeros(data_type.size, np.uint8), data_type) + value, data_type).tobytes()
 
 
+#: types that numpy calculates with as NCCL does: nothing is rounded, or replaced, after a step
+_AS_THEY_ARE = frozenset({DataType.INT8, DataType.UINT8, DataType.INT32, DataType.UINT32, DataType.INT64,
+                          DataType.UINT64, DataType.FLOAT32, DataType.FLOAT64})
+_PLAIN = frozenset({Reduction.SUM, Reduction.PROD, Reduction.MAX, Reduction.MIN})
 _SUMS = frozenset({Reduction.SUM, Reduction.AVG, Reduction.PREMULSUM})
 BLOCK = 1 << 16  #: elements
 SHARED = 1 << 22  #: bytes of a contribution from which on several processors reduce it
@@ -78,6 +82,14 @@ def _threads() -> ThreadPoolExecutor:
 
 def _reduce_into(out: Array, contributions: Sequence[Array], data_type: DataType, reduction: Reduction,
                  scalars: Sequence[bytes]) -> None:
+    if data_type in _AS_THEY_ARE and reduction in _PLAIN and not scalars and len(contributions) > 1:
+        first, *others = (widen(one, data_type) for one in contributions)
+        result = widen(out, data_type)
+        with np.errstate(all="ignore"):
+            for one in others:
+                _STEPS[reduction](first, one, out=result)
+                first = result
+        return
     if reduction not in _SUMS or not native.compiled(data_type):
         out[:] = _reduce(contributions, data_type, reduction, scalars)
         return

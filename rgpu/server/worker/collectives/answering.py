@@ -41,7 +41,7 @@ from rgpu.link.messages.ranks import (
     Never,
     Refill,
 )
-from rgpu.migrate.transfer.pieces import in_pieces
+from rgpu.migrate.transfer.pieces import PIECE, in_pieces
 from rgpu.server.collectives.contributions import Contribution, Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
 from rgpu.server.worker.agent.link_lanes import LinkLanes
@@ -54,6 +54,7 @@ log = structlog.get_logger(__name__)
 
 MOST_PENDING = 1 << 16  #: questions of one connection that wait
 MOST_OFFERED = 64  #: memory sockets that no client has named; the oldest is closed
+LONG_PIECE = 2 * PIECE  #: bytes of a message over lanes, where each costs a mark and wakes several threads
 LANES_FROM = 32 << 20  #: bytes sent over a link from which on lanes are offered
 
 
@@ -280,7 +281,7 @@ class Answering:
         size = sum(map(len, parts))
         if ask.lanes and size >= WORTH:
             client.tell(LENGTH, LENGTH_LAYOUT.pack(ask.id, size, sum(map(len, parts[:2]))))
-        for last, piece in in_pieces(*parts):
+        for last, piece in in_pieces(*parts, most=LONG_PIECE if client.lanes is not None else PIECE):
             client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
         client.sent += size
         if ask.lanes and client.lanes is None and client.sent >= LANES_FROM:

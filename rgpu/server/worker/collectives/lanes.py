@@ -81,7 +81,10 @@ class Arriving:
         taken = room(size + ALIGNED)
         memory = np.empty(size + ALIGNED, np.uint8) if taken is None else taken
         begin = -(int(memory.__array_interface__["data"][0]) + data) % ALIGNED
-        self._whole = memory[begin:begin + size]
+        # Of its own memory view: a slice of the array would keep the segment's mapping, not the array that says when
+        # the segment may be used again.
+        self._view = memory.data[begin:begin + size]
+        self._whole: Array = np.frombuffer(self._view, np.uint8)
         self._at = 0
 
     def take(self, body: memoryview) -> memoryview | None:
@@ -90,4 +93,4 @@ class Arriving:
         if not len(body) or self._at > self._whole.size or (body[0] and self._at < self._whole.size):
             raise Corrupt(f"{self._at} bytes of contributions, {self._whole.size} were announced", reason="length")
         copy(self._whole[begin:self._at], np.frombuffer(body, np.uint8)[1:])
-        return self._whole.data if body[0] else None
+        return self._view if body[0] else None

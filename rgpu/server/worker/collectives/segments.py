@@ -31,7 +31,7 @@ from rgpu.session.errors import Corrupt, LinkError
 SMALLEST = 1 << 18  #: bytes of a contribution that has a segment
 MOST_SEGMENTS = 512  #: of one worker: each is a descriptor
 LARGEST = 1 << 32  #: bytes of a segment
-MOST_KEPT = 512 << 20  #: bytes of segments that nothing uses
+MOST_KEPT = 1 << 30  #: bytes of segments that nothing uses: what the log drops is what the next operations need
 MOST_MAPPED = 1 << 36  #: bytes of one lender's segments that a borrower maps
 WASTE = 2  #: how many times as large as asked for a segment may be
 ANSWER_SECONDS = 5.0  #: limit for the arrival of a segment that was named

@@ -6,12 +6,17 @@ import gc
 import os
 import socket
 
+import numpy as np
 import pytest
 
 from rgpu.link.local.shared import Channel
 from rgpu.link.messages.rank_memory import MEMORY
+from rgpu.migrate.transfer.pieces import in_pieces
+from rgpu.server.collectives.contributions import Contribution, decode, encode
+from rgpu.server.worker.collectives.lanes import Arriving
 from rgpu.server.worker.collectives.segments import SMALLEST, Borrower, OwnSegments, PeerSegments
 from rgpu.session.errors import RgpuError
+from rgpu.session.objects.collectives import DataType, Kind, Reduction
 
 
 def pair(own: OwnSegments) -> tuple[Borrower, PeerSegments]:
@@ -157,3 +162,26 @@ def test_a_lender_that_lies_ends_the_link(what: str, monkeypatch: pytest.MonkeyP
     with pytest.raises(RgpuError):
         peer.view(77, SMALLEST) if what != "short" else peer.view(*(place or (0, 0))[:1], SMALLEST + 1)
     os.close(fd)
+
+
+def test_what_arrived_keeps_its_memory_until_nothing_refers_to_it() -> None:
+    own = OwnSegments()
+
+    def arrived(byte: int) -> Contribution:
+        parts = encode({0: Contribution(Kind.ALL_REDUCE, DataType.INT8, Reduction.SUM, -1, SMALLEST, b"",
+                                        bytes([byte]) * SMALLEST)})
+        arriving = Arriving(sum(map(len, parts)), sum(map(len, parts[:2])), own.take)
+        (*_, whole) = [arriving.take(memoryview(last + piece)) for last, piece in in_pieces(*parts)]
+        assert whole is not None
+        return decode(whole)[0]
+
+    first = arrived(1)
+    gc.collect()
+    others = [arrived(byte) for byte in (2, 3)]
+    assert [bytes(one.data) for one in (first, *others)] == [bytes([byte]) * SMALLEST for byte in (1, 2, 3)]
+    assert own.describe()["segments"] == 3
+    assert np.frombuffer(first.data, np.uint8).ctypes.data % 64 == 0
+    del first, others
+    gc.collect()
+    arrived(4)
+    assert own.describe()["segments"] == 3
