@@ -98,8 +98,8 @@ def moved(pool: LocalPool, name: str, job: Job, steps: int) -> list[dict[str, An
         there = next(host["host"] for host in pool.living() if host["host"] != here)
         began = time.monotonic()
         try:
-            told = pool.rgpu("migrate", f"{name}.1", there)
-            found.append({"to": there, "seconds": round(time.monotonic() - began, 2), "pause_ms": told.get("pause_ms")})
+            pool.rgpu("migrate", f"{name}.1", there)
+            found.append({"to": there, "seconds": round(time.monotonic() - began, 2)})
         except VerbError as error:
             found.append({"to": there, "refused": error.text.strip()})
     return found

@@ -35,6 +35,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
+def two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the pool: lanes also where there are few processors."""
+    monkeypatch.setenv("RGPU_LANES", "2")
+
+
+@pytest.fixture
 def pool(tmp_path: Path, driver: dict[str, str]) -> Iterator[LocalPool]:
     """Two nodes with a device ``cuda:0``."""
     pool = LocalPool(tmp_path, nodes=2, lease=4.0, device="cuda:0")
@@ -108,14 +114,27 @@ def test_long_collectives_queued_far_ahead(pool: LocalPool, tmp_path: Path, dela
     pytest.importorskip("cuda.bindings.driver")
     pool.environment |= {"RGPU_NCCL": "calls"}
     pool.environment["FAKE_DRIVER_DELAY_US"] = delay
+    queued_far_ahead(pool, tmp_path, ("node-a", "node-a"))
+
+
+def queued_far_ahead(pool: LocalPool, folder: Path, hosts: tuple[str, str]) -> None:
     program, rounds = TRAINING.parent / "ahead.py", 6
-    programs = [pool.run(sys.executable, str(program), str(tmp_path / "id"), str(rank), "2", str(rounds),
-                         name=f"ahead-{rank}", options=("--host", "node-a", "--gpus", "0.25", "--memory", "256MiB"))
-                for rank in range(2)]
+    programs = [pool.run(sys.executable, str(program), str(folder / "id"), str(rank), "2", str(rounds),
+                         name=f"ahead-{rank}", options=("--host", host, "--gpus", "0.25", "--memory", "256MiB"))
+                for rank, host in enumerate(hosts)]
     wanted = [subprocess.run([sys.executable, program, "--expected", str(rank), "2", str(rounds)], text=True,
                              capture_output=True, check=True).stdout.split()[1] for rank in range(2)]
     programs[0].wait_lines(1)
     assert [one.finish() for one in programs] == wanted, pool.logs()
+
+
+def test_long_contributions_between_nodes_come_over_lanes(two_lanes: None, pool: LocalPool, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    pool.environment |= {"RGPU_NCCL": "calls"}
+    queued_far_ahead(pool, tmp_path, ("node-a", "node-b"))
+    logs = pool.logs(1 << 20)
+    assert all(f'"peer": "ahead-{rank}", "lanes": 2, "event": "long contributions come over lanes"' in logs
+               for rank in range(2)), logs
 
 
 def test_a_program_that_ends_lets_the_others_collective_end(pool: LocalPool) -> None:

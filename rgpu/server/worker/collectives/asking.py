@@ -181,6 +181,7 @@ class Asking:
             raise Fenced(f"no link to {session} has these lanes")
         lanes.opened(connections)
         link.send(LANES, bytes([len(connections)]))
+        log.info("long contributions come over lanes", peer=session, lanes=len(connections))
 
     def newer(self, session: str, epoch: int) -> None:
         """Note that a session is served at that epoch: a link to an older worker of it ends."""
