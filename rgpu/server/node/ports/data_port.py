@@ -35,8 +35,8 @@ from rgpu.session.errors import LinkError, Refused, RgpuError
 log = structlog.get_logger(__name__)
 
 MOVE_TICKET_SECONDS = 600
-#: Connections of one session that are handed to its worker at once: a link with its lanes, and their successors.
-HANDED_AT_ONCE = 40
+#: Connections of one session that are handed to its worker at once: links of its agent and of other ranks, with lanes.
+HANDED_AT_ONCE = 128
 
 
 class DataPort:
