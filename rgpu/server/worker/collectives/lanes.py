@@ -20,7 +20,7 @@ from rgpu.server.collectives.numbers import Array
 from rgpu.server.collectives.reductions import copy
 from rgpu.session.errors import Corrupt, LinkError
 
-ALIGNED = 64
+ALIGNED = 64  #: bytes; of the numbers of a contribution in memory
 WAIT_SECONDS = 60.0  #: with hardly anything of a message that a lane should bring, after which the link is given up
 
 

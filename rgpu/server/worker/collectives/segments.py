@@ -1,4 +1,4 @@
-"""Memory of contributions that workers of one node share: the contributing worker writes it once, the others map it.
+"""Memory of long contributions. Workers of one node share it: the contributing worker writes it once, others map it.
 
 Each contribution has a segment (a memfd) of its own, which no other process can write to. A segment is used again when
 nothing here refers to it and every borrower has released it. Where a borrower ended without releasing it, the segment
@@ -60,11 +60,6 @@ class OwnSegments:
         self._borrowers: set[Borrower] = set()
         self._numbers = 0
         self.copied = 0  #: bytes of contributions that were named rather than sent
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is a borrower."""
-        return bool(self._borrowers)
 
     def take(self, size: int) -> Array | None:
         """Return memory for a contribution of ``size`` bytes, u8, not cleared; None: it is short, or there is none.

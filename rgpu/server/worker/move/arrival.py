@@ -131,7 +131,7 @@ class Arrival(RoleShell[DestinationRole]):
         self._pages = sum(pagehash.page_count(region.size) for region in state.regions)
         self._ahead = None
         log.info("a session was rebuilt", session=self.runtime.session, position=state.position,
-                 pages=len(self._received.pages), **self._phases.ms("ms "))
+                 pages=len(self._received.pages), phases_ms=self._phases.ms())
         fault("verified")
         return self.event("rebuilt", found=state.position)
 
